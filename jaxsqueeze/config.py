@@ -1,0 +1,45 @@
+"""EngineConfig: what the user chose, frozen. ``scripts/serve.py`` flags are made from these fields.
+
+Values that depend on the model or the device (None here) are resolved once by ``Engine`` and reported in the ledger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+DType = Literal["auto", "bfloat16", "float32"]
+
+
+def flag(default: object, help: str, **extra: object):
+    """A dataclass field that is also a command-line flag of the same name."""
+    return dataclasses.field(default=default, metadata={"help": help, **extra})
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    model: str = flag("demo", "converted folder, or any source that convert takes")
+    dtype: DType = flag("auto", "arithmetic and KV type; auto: as converted", choices=("auto", "bfloat16", "float32"))
+    max_slots: int = flag(32, "requests decoded at once")
+    max_model_len: int | None = flag(None, "longest prompt plus output, tokens; default: the model's, at most 4096")
+    page_size: int = flag(16, "tokens in one KV page")
+    kv_bytes: int | None = flag(None, "bytes for the KV pool; default: from --memory-fraction")
+    memory_fraction: float = flag(0.85, "share of the device memory for weights, KV and activations (GPU)")
+    max_step_tokens: int = flag(256, "prefill tokens computed beside the decode rows in one step")
+    decode_steps: int = flag(4, "tokens a row may decode before the host looks again, when nobody waits")
+    deterministic: bool = flag(False, "one bucket of each kind: a request gives the same bits alone and under load")
+    seed: int = flag(0, "seeds requests that name none")
+
+    def __post_init__(self) -> None:
+        if self.max_slots < 1:
+            raise ValueError(f"max_slots must be >= 1, got {self.max_slots}")
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise ValueError(f"page_size must be a power of two, got {self.page_size}")
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
+        if self.max_step_tokens < self.page_size:
+            raise ValueError(f"max_step_tokens must be >= page_size, got {self.max_step_tokens}")
+        if self.decode_steps < 1:
+            raise ValueError(f"decode_steps must be >= 1, got {self.decode_steps}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(f"max_model_len must be >= 2, got {self.max_model_len}")
