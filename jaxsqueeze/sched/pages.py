@@ -45,7 +45,7 @@ class PagePool:
             raise ValueError(f"a page pool needs at least 2 pages (page 0 is reserved), got {num_pages}")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, 0, -1))  # taken from the end: low pages first, then the latest freed
-        self._refs = np.zeros(num_pages, np.int32)
+        self._refs = [0] * num_pages
 
     @property
     def total(self) -> int:
@@ -65,24 +65,26 @@ class PagePool:
         assert 0 < count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
         pages = self._free[: -count - 1 : -1]
         del self._free[-count:]
-        self._refs[pages] = 1
+        for page in pages:
+            self._refs[page] = 1
         return pages
 
-    def give_back(self, pages: np.ndarray) -> None:
-        """Drops one reference of each page (no page twice)."""
-        self._refs[pages] -= 1
-        assert (self._refs[pages] >= 0).all(), f"pages given back twice: {pages}"
-        self._free.extend(pages[self._refs[pages] == 0][::-1].tolist())
+    def give_back(self, pages: list[int]) -> None:
+        """Drops one reference of each page."""
+        for page in reversed(pages):
+            self._refs[page] -= 1
+            assert self._refs[page] >= 0, f"page {page} given back twice"
+            if not self._refs[page]:
+                self._free.append(page)
 
     def check_integrity(self, holders: np.ndarray) -> None:
         """``holders`` i32[num_pages]: how many table entries name each page."""
         assert holders[0] == 0, "page 0 is in a table"
-        assert np.array_equal(holders, self._refs), "reference counts differ from the tables"
-        free = np.asarray(self._free, np.int64)
-        assert len(set(self._free)) == len(self._free), "a page is twice in the free list"
-        assert (self._refs[free] == 0).all(), "a page in use is in the free list"
+        assert holders.tolist() == self._refs, "reference counts differ from the tables"
         assert 0 not in self._free, "page 0 is in the free list"
-        assert len(free) + np.count_nonzero(self._refs) == self.total, "a page is lost"
+        assert len(set(self._free)) == len(self._free), "a page is twice in the free list"
+        assert not any(self._refs[page] for page in self._free), "a page in use is in the free list"
+        assert len(self._free) + sum(refs > 0 for refs in self._refs) == self.total, "a page is lost"
 
 
 class PageTable:
@@ -95,8 +97,9 @@ class PageTable:
         self.pool = PagePool(num_pages)
         self._table = np.zeros((max_slots + 1, width), np.int32)
         # Per slot, as Python ints: they are read for every row of every step.
-        self._base = [0] * (max_slots + 1)
-        self._count = [0] * (max_slots + 1)
+        self._base = [0] * (max_slots + 1)  # pages given back behind the window
+        self._count = [0] * (max_slots + 1)  # pages held
+        self._end = [0] * (max_slots + 1)  # first position without a place
 
     def peak(self, tokens: int) -> int:
         """The most pages a sequence holds while ``tokens`` of its tokens are written."""
@@ -112,22 +115,21 @@ class PageTable:
 
     def tail_tokens(self, slot: int, tokens: int) -> int:
         """Token places of the slot's pages that lie after its ``tokens`` tokens."""
-        return (self._base[slot] + self._count[slot]) * self.page_size - tokens
+        return self._end[slot] - tokens
 
     def missing(self, slot: int, end: int) -> int:
-        """Pages to add so that every position before ``end`` (> 0) has a place."""
-        return max(0, (end - 1) // self.page_size + 1 - self._base[slot] - self._count[slot])
+        """Pages to add so that every position before ``end`` has a place."""
+        return 0 if end <= self._end[slot] else pages_for(end - self._end[slot], self.page_size)
 
     def free_behind(self, slot: int, first_query: int) -> None:
         """Gives back the pages that no query from position ``first_query`` on can see."""
-        if self.group.window is None:
+        window = self.group.window
+        if window is None or first_query - window + 1 < (self._base[slot] + 1) * self.page_size:
             return
-        drop = max(0, first_query - self.group.window + 1) // self.page_size - self._base[slot]
-        if drop <= 0:
-            return
+        drop = (first_query - window + 1) // self.page_size - self._base[slot]
         row, count = self._table[slot], self._count[slot]
         assert drop <= count, f"slot {slot} holds {count} pages, {drop} are behind the window"
-        self.pool.give_back(row[:drop].copy())
+        self.pool.give_back(row[:drop].tolist())
         row[: count - drop] = row[drop:count].copy()
         row[count - drop : count] = 0
         self._base[slot] += drop
@@ -140,14 +142,15 @@ class PageTable:
             assert count + pages <= self.width, f"slot {slot} would hold {count + pages} pages of {self.width}"
             self._table[slot, count : count + pages] = self.pool.take(pages)
             self._count[slot] += pages
+            self._end[slot] += pages * self.page_size
 
     def release(self, slot: int) -> None:
         """Gives back all pages of a slot."""
         count = self._count[slot]
         if count:
-            self.pool.give_back(self._table[slot, :count].copy())
+            self.pool.give_back(self._table[slot, :count].tolist())
             self._table[slot, :count] = 0
-        self._base[slot] = self._count[slot] = 0
+        self._base[slot] = self._count[slot] = self._end[slot] = 0
 
     def snapshot(self) -> GroupTables:
         return GroupTables(self._table.copy(), np.asarray(self._base, np.int32))
@@ -156,6 +159,7 @@ class PageTable:
         """``tokens_of_slot``: tokens written by the plans made so far, for each slot in use."""
         for slot, count in enumerate(self._count):
             row = self._table[slot]
+            assert self._end[slot] == (self._base[slot] + count) * self.page_size, f"slot {slot}: page count is off"
             assert (row[:count] > 0).all(), f"slot {slot} holds page 0"
             assert (row[count:] == 0).all(), f"slot {slot} names pages it does not hold"
             if slot not in tokens_of_slot:

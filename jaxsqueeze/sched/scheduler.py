@@ -220,7 +220,10 @@ class Scheduler:
         end = seq.num_computed + tokens
         for table in self._tables:
             table.free_behind(seq.slot, seq.num_computed)
-        while not pages_fit(self._tables, needs := [table.missing(seq.slot, end) for table in self._tables]):
+        needs = [table.missing(seq.slot, end) for table in self._tables]
+        if not any(needs):
+            return True
+        while not pages_fit(self._tables, needs):
             if self._running[-1] is seq:
                 return False
             self._preempt(self._running[-1])
@@ -281,7 +284,7 @@ class Scheduler:
         prefilling = [other for other in self._running if other.prefilling]
         needs = []
         for table in self._tables:
-            promised = sum(max(0, table.peak(len(other.prefill_ids)) - table.held(other.slot)) for other in prefilling)
+            promised = sum(max(0, table.peak(other.num_prefill) - table.held(other.slot)) for other in prefilling)
             needs.append(table.peak(seq.num_known) + promised + len(self._running))
         return pages_fit(self._tables, needs)
 
@@ -369,5 +372,5 @@ def _chunk(seq: Seq, size: int) -> Chunk:
     start, end = seq.num_computed, seq.num_computed + size
     # Entry j of a chunk's scores belongs to position start + j + 1: past the prompt there is nothing to score.
     scored = seq.prompt_scores is not None and start + 1 < len(seq.prompt_ids)
-    sample = end == len(seq.prefill_ids) < seq.max_len
+    sample = end == seq.num_prefill < seq.max_len
     return Chunk(seq.slot, seq.request.id, start, seq.prefill_ids[start:end], sample, scored)

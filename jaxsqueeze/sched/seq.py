@@ -30,7 +30,9 @@ class Seq:
     eos_ids: frozenset[int]  # empty if ignored
     prompt_ids: np.ndarray = dataclasses.field(init=False)  # i32[prompt]
     key: tuple[int, float, int] = dataclasses.field(init=False)  # who goes first: smaller
+    stop_ids: frozenset[int] = dataclasses.field(init=False)  # all that end it: EOS and its own
     output_ids: list[int] = dataclasses.field(default_factory=list)
+    num_prefill: int = 0  # length of prefill_ids
     num_computed: int = 0
     num_inflight: int = 0
     num_cached: int = 0  # prompt tokens found in a cache instead of computed
@@ -44,6 +46,8 @@ class Seq:
 
     def __post_init__(self) -> None:
         self.prompt_ids = self.prefill_ids = np.asarray(self.request.prompt_ids, np.int32)
+        self.num_prefill = len(self.prompt_ids)
+        self.stop_ids = self.eos_ids.union(self.request.sampling.stop_token_ids)
         self.key = (self.request.priority, self.request.arrival, self.order)
         if self.request.sampling.prompt_logprobs is not None:
             self.prompt_scores = [None] * len(self.prompt_ids)
@@ -55,11 +59,11 @@ class Seq:
 
     @property
     def prefilling(self) -> bool:
-        return self.num_computed < len(self.prefill_ids)
+        return self.num_computed < self.num_prefill
 
     @property
     def to_prefill(self) -> int:
-        return self.num_known if self.queued else len(self.prefill_ids) - self.num_computed
+        return self.num_known if self.queued else self.num_prefill - self.num_computed
 
     @property
     def remaining(self) -> int:
@@ -70,21 +74,18 @@ class Seq:
     def drained(self) -> bool:
         return not self.prefilling and self.remaining <= 0
 
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        return tuple(sorted(self.eos_ids.union(self.request.sampling.stop_token_ids)))
-
     def admit(self, slot: int) -> Admit:
         """Takes a slot; all known tokens are to be prefilled."""
         assert self.num_inflight == 0, "tokens in flight: what to prefill is not known yet"
         output = np.asarray(self.output_ids, np.int32)
         self.slot, self.queued, self.num_computed = slot, False, 0
         self.prefill_ids = np.concatenate((self.prompt_ids, output))
-        return Admit(slot, self.request, self.prompt_ids, output, self.stop_ids, self.max_len)
+        self.num_prefill = len(self.prefill_ids)
+        return Admit(slot, self.request, self.prompt_ids, output, tuple(sorted(self.stop_ids)), self.max_len)
 
     def accept(self, tokens: list[int]) -> int:
         """Appends sampled tokens up to the one that ends the sequence; how many were appended."""
-        sampling = self.request.sampling
+        min_tokens, longest = self.request.sampling.min_tokens, self.max_len - len(self.prompt_ids)
         for count, token in enumerate(tokens):
             if token < 0:
                 self.finish_reason = FinishReason.ERROR
@@ -94,13 +95,11 @@ class Seq:
                     self.error = "internal error: the device ended a sequence that the host did not"
                 return count
             self.output_ids.append(token)
-            if len(self.output_ids) > sampling.min_tokens:
-                if token in self.eos_ids:
-                    self.finish_reason = FinishReason.STOP
-                elif token in sampling.stop_token_ids:
-                    self.finish_reason, self.stop_reason = FinishReason.STOP, token
-            if self.finish_reason is None and self.num_known >= self.max_len:
+            if token in self.stop_ids and len(self.output_ids) > min_tokens:
+                self.finish_reason = FinishReason.STOP
+                self.stop_reason = None if token in self.eos_ids else token
+                return count + 1
+            if len(self.output_ids) == longest:
                 self.finish_reason = FinishReason.LENGTH
-            if self.finish_reason is not None:
                 return count + 1
         return len(tokens)
