@@ -1,0 +1,48 @@
+"""Incremental detokeniser: ids in, text out as soon as it is certain.
+
+Each id adds fixed bytes (``Tokenizer.token_bytes``); an incremental UTF-8 decoder turns them into text and keeps the
+bytes of an unfinished character back. The deltas do not depend on how ids are grouped, and add up to
+``Tokenizer.decode`` of all of them.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from jaxsqueeze.text.tokenizer import Tokenizer
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """``prompt_ids``: tokens that the text continues. Its first token then keeps a leading space, and completes a
+    character that the prompt left unfinished; empty for a text that starts anew (an assistant's turn)."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = _Utf8(errors="replace")
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._at_start = tokenizer.rule.strips_space
+        self.length = 0  # characters given out
+        for token_id in prompt_ids:
+            self.push(token_id)
+        self.length = 0
+
+    def push(self, token_id: int) -> str:
+        """Text that became certain with this id; may be empty."""
+        if token_id in self._skip:
+            return ""
+        raw = self._tokenizer.token_bytes(token_id)
+        if self._at_start and raw:
+            self._at_start = False
+            raw = raw.removeprefix(b" ")
+        return self._out(self._utf8.decode(raw))
+
+    def finish(self) -> str:
+        """What an unfinished character reads as at the end of a text (U+FFFD); empty if there is none."""
+        return self._out(self._utf8.decode(b"", final=True))
+
+    def _out(self, text: str) -> str:
+        self.length += len(text)
+        return text
