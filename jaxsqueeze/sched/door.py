@@ -27,9 +27,10 @@ def check_request(
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise RequestRefused(f"{name}: token id {token} is outside the vocabulary of {vocab_size}")
+    ids = tuple(ids)
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        bad = next(token for token in ids if not 0 <= token < vocab_size)
+        raise RequestRefused(f"{name}: token id {bad} is outside the vocabulary of {vocab_size}")
 
 
 def _final_length(request: Request, tables: Sequence[PageTable], max_model_len: int) -> int:

@@ -167,7 +167,8 @@ class PageTable:
                 assert self._base[slot] == 0, f"slot {slot} is free but has a base"
                 continue
             tokens = tokens_of_slot[slot]
-            assert self.tail_tokens(slot, tokens) >= 0, f"slot {slot}: a written token has no place"
+            tail = self.tail_tokens(slot, tokens)
+            assert 0 <= tail < self.page_size, f"slot {slot}: {tail} places after its last token"
             behind = 0 if self.group.window is None else max(0, tokens - self.group.window + 1)
             assert self._base[slot] * self.page_size <= behind, f"slot {slot} gave back a page still seen"
         self.pool.check_integrity(held_counts(self._table, self.pool.num_pages))

@@ -373,4 +373,5 @@ def _chunk(seq: Seq, size: int) -> Chunk:
     # Entry j of a chunk's scores belongs to position start + j + 1: past the prompt there is nothing to score.
     scored = seq.prompt_scores is not None and start + 1 < len(seq.prompt_ids)
     sample = end == seq.num_prefill < seq.max_len
-    return Chunk(seq.slot, seq.request.id, start, seq.prefill_ids[start:end], sample, scored)
+    next_token = int(seq.prompt_ids[end]) if end < len(seq.prompt_ids) else -1
+    return Chunk(seq.slot, seq.request.id, start, seq.prefill_ids[start:end], sample, scored, next_token)
