@@ -1,0 +1,130 @@
+"""From a TensorSource to our parameters: checks everything that can be known without reading weights, then builds one
+unit (embedding, one layer, head) at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxsqueeze.checkpoint.source import SourceError, TensorSource
+from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.models.families import TensorRule, config_from_hf, rules, tensor_plan, units
+
+# Tensors some checkpoints carry although they follow from the config, or belong to parts that are not text.
+_DERIVED = re.compile(r".*\.rotary_emb\.inv_freq|.*\.(masked_bias|rotary_pos_emb.*)")
+_LAYER = re.compile(r"model\.layers\.(\d+)\..*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A checked conversion: nothing about the source's names and shapes can fail any more."""
+
+    source: TensorSource
+    config: ModelConfig
+    plan: dict[str, TensorRule]
+    tokenizer_files: dict[str, bytes]
+
+    @property
+    def units(self) -> list[str]:
+        return units(self.config)
+
+    def paths(self, unit: str) -> list[str]:
+        return [path for path in self.plan if path.startswith(f"{unit}/")]
+
+    def nbytes(self, dtype: np.dtype, unit: str | None = None) -> int:
+        """Bytes of the parameters of one unit, or of all, when stored in ``dtype``."""
+        paths = self.plan if unit is None else self.paths(unit)
+        return sum(
+            int(np.prod(rules.param_shape(self.config, p))) * _stored_dtype(self.plan[p], dtype).itemsize for p in paths
+        )
+
+
+def prepare(source: TensorSource) -> Job:
+    """Reads settings, names and shapes, and refuses what cannot be converted; reads no weights."""
+    try:
+        config = config_from_hf(source.hf_config)
+    except ValueError as error:
+        raise SourceError(f"{source.path}: {error}") from error
+    tokenizer_files = source.tokenizer_files()
+    config = dataclasses.replace(config, eos_token_ids=_eos_ids(config, source.generation_config, tokenizer_files))
+    plan = tensor_plan(config)
+    names = set(source.names())
+    for path, rule in plan.items():
+        for name, expected in zip(rule.sources, rules.rule_shapes(rule.rule, config, path), strict=True):
+            if name not in names:
+                raise SourceError(_missing(source, config, name))
+            if source.shape(name) != expected:
+                raise SourceError(
+                    f"{source.where(name)}: tensor {name!r} has shape {list(source.shape(name))}, but the config asks "
+                    f"for {list(expected)}; use config and weights of the same model"
+                )
+    used = {name for rule in plan.values() for name in rule.sources}
+    for name in sorted(names - used):
+        layer = _LAYER.fullmatch(name)
+        if layer and int(layer[1]) < config.num_layers and not _DERIVED.fullmatch(name):
+            raise SourceError(
+                f"{source.where(name)}: tensor {name!r} has no place in a {config.family} model with this config; "
+                "use config and weights of the same model"
+            )
+    return Job(source, config, plan, tokenizer_files)
+
+
+def build_unit(job: Job, unit: str, dtype: np.dtype) -> dict[str, Any]:
+    """The nested parameters of one unit (without the unit's own name), weights in ``dtype``, norms in float32."""
+    tree: dict[str, Any] = {}
+    for path in job.paths(unit):
+        rule = job.plan[path]
+        own = _stored_dtype(rule, dtype)
+        value = rules.apply(rule.rule, job.config, [job.source.get(name, own) for name in rule.sources])
+        assert (value.shape, value.dtype) == (rules.param_shape(job.config, path), own), path
+        *folders, leaf = path.split("/")[1:]
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[leaf] = value
+    return tree
+
+
+def _stored_dtype(rule: TensorRule, dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float32) if rule.rule in (rules.NORM, rules.NORM_PLUS_ONE) else dtype
+
+
+def _missing(source: TensorSource, config: ModelConfig, name: str) -> str:
+    if name == "lm_head.weight":
+        return (
+            f"{source.path}: tensor {name!r} is missing and the config does not tie it to the embedding "
+            "(tie_word_embeddings is false); use a complete checkpoint"
+        )
+    return (
+        f"{source.path}: tensor {name!r} is missing from the weights; download the complete {config.family} checkpoint"
+    )
+
+
+def _eos_ids(
+    config: ModelConfig, generation_config: Mapping[str, Any], tokenizer_files: Mapping[str, bytes]
+) -> tuple[int, ...]:
+    """Union of what generation_config, config and tokenizer call end of sequence: each of them may be the only one
+    that is right."""
+    given = generation_config.get("eos_token_id")
+    ids = {*config.eos_token_ids, *([given] if isinstance(given, int) else given or [])}
+    ids |= _tokenizer_eos(tokenizer_files)
+    return tuple(sorted(i for i in ids if 0 <= i < config.vocab_size))
+
+
+def _tokenizer_eos(files: Mapping[str, bytes]) -> set[int]:
+    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+    token = settings.get("eos_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if not token or "tokenizer.json" not in files:
+        return set()
+    tokenizer = json.loads(files["tokenizer.json"])
+    for added in tokenizer.get("added_tokens", []):
+        if added["content"] == token:
+            return {added["id"]}
+    vocab = tokenizer["model"]["vocab"]
+    return {vocab[token]} if isinstance(vocab, dict) and token in vocab else set()

@@ -1,0 +1,129 @@
+"""Converts a TensorSource into the engine's own store.
+
+    OUT/manifest.json          see manifest.py; written last
+    OUT/params/<unit>/         one Orbax PyTree checkpoint per unit: embed, layers_0, ..., final_norm, lm_head
+    OUT/tokenizer.json, ...    tokenizer files under their Hugging Face names
+
+Units are built, written and dropped one by one, so private memory is bounded by the largest unit, not by the model.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from jaxsqueeze.checkpoint.assemble import Job, build_unit, prepare
+from jaxsqueeze.checkpoint.durable import Busy, building, exclusive
+from jaxsqueeze.checkpoint.manifest import MANIFEST, Manifest, current_versions, is_converted, read_manifest
+from jaxsqueeze.checkpoint.orbax_units import checkpointer, write_unit
+from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, Report, SourceError, TensorSource, content_hash, quiet
+
+_SPARE_BYTES = 64 << 20  # tokenizer, manifest, store metadata
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE_TEXTS = tuple(os.strerror(code).lower() for code in _NO_SPACE)
+
+
+def convert(
+    source: TensorSource,
+    out: Path,
+    *,
+    name: str,
+    dtype: DTypeName = "bfloat16",
+    force: bool = False,
+    wait: bool = False,
+    report: Report = quiet,
+) -> Manifest:
+    """Converts ``source`` (called ``name`` in the manifest) into the folder ``out``.
+
+    ``force`` replaces a converted folder that is there, and nothing else. ``wait``: if another process is converting
+    to ``out``, wait for it and take its result. SourceError: nothing was written.
+    """
+    out = out.absolute()
+    _check_place(out, force or wait)
+    job = prepare(source)
+    made = _make_parents(out.parent)
+    try:
+        with exclusive(out, wait=wait):
+            if wait and not force and is_converted(out):
+                return read_manifest(out)
+            _check_place(out, force)
+            _check_space(job, out, dtype)
+            with building(out) as partial:
+                return _write(job, partial, name, dtype, report)
+    except Busy:
+        raise SourceError(f"{out}: another process is converting to this folder; wait for it to end") from None
+    except Exception as error:
+        if _is_disk_full(error):
+            raise SourceError(f"{out}: the disk is full; free some space or choose another OUT") from error
+        raise
+    finally:
+        for folder in made:  # only those still empty go
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _write(job: Job, folder: Path, name: str, dtype: DTypeName, report: Report) -> Manifest:
+    total, done = job.nbytes(DTYPES[dtype]), 0
+    for file_name, data in job.tokenizer_files.items():
+        (folder / file_name).write_bytes(data)
+    with ThreadPoolExecutor(1) as pool, checkpointer() as orbax:
+        hashed = pool.submit(content_hash, job.source.files())
+        for unit in job.units:
+            report("converting", done, total)
+            write_unit(orbax, folder, unit, build_unit(job, unit, DTYPES[dtype]))
+            done += job.nbytes(DTYPES[dtype], unit)
+        report("converting", total, total)
+        source_hash = hashed.result()
+    files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    manifest = Manifest(
+        config=job.config,
+        dtype=dtype,
+        quantization="none",
+        source=name,
+        source_hash=source_hash,
+        units=tuple(job.units),
+        files=files,
+        versions=current_versions(),
+    )
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())
+    return manifest
+
+
+def _check_place(out: Path, force: bool) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir() or not is_converted(out):
+        raise SourceError(f"{out}: exists and is not a converted checkpoint; choose another OUT")
+    if not force:
+        raise SourceError(f"{out}: exists; pass --force to replace it, or choose another OUT")
+
+
+def _check_space(job: Job, out: Path, dtype: DTypeName) -> None:
+    need = job.nbytes(DTYPES[dtype]) + _SPARE_BYTES
+    free = shutil.disk_usage(out.parent).free
+    if free < need:
+        raise SourceError(
+            f"{out}: the disk is full, {need / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free; "
+            "free some space or choose another OUT"
+        )
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Creates ``folder``; returns the folders that were not there, innermost first."""
+    made = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Whether the disk ran full, also where a storage library reports it as text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            return True
+        if any(text in str(error).lower() for text in _NO_SPACE_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

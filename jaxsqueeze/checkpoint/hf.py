@@ -1,0 +1,169 @@
+"""Hugging Face checkpoint folder: ``config.json`` and safetensors, one file or shards with an index.
+
+Tensors are views of memory-mapped files (bfloat16 as ``ml_dtypes.bfloat16``), so nothing is read before it is used.
+The ``safetensors`` package validates each header; it cannot hand out numpy views, so the offsets are read from the
+header beside it. Pickled weights are refused, and no code that comes with a checkpoint is ever imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jaxsqueeze.checkpoint.source import SourceError, cast
+from jaxsqueeze.models.families import canonical_name
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+_NP_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F64": np.dtype(np.float64),
+}
+
+
+class HFFolder:
+    """A TensorSource over a folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        if not (path / "config.json").is_file():
+            raise SourceError(f"{path}: no config.json here; give the folder of a Hugging Face checkpoint")
+        self.hf_config = _flatten(read_json(path / "config.json"))
+        generation = path / "generation_config.json"
+        self.generation_config = read_json(generation) if generation.is_file() else {}
+        self._files = self._weight_files()
+        self._tensors: dict[str, _Stored] = {}  # by canonical name
+        for file, expected in self._files.items():
+            stored = _read_header(file)
+            names = stored if expected is None else expected
+            for name in names:
+                if name not in stored:
+                    raise SourceError(
+                        f"{file}: the index {_INDEX} says it holds tensor {name!r}, but it does not; "
+                        "download index and shards again"
+                    )
+                self._tensors[canonical_name(name)] = stored[name]
+
+    def names(self) -> Iterable[str]:
+        return self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def where(self, name: str) -> Path:
+        return self._tensors[name].file
+
+    def get(self, name: str, dtype: np.dtype) -> np.ndarray:
+        stored = self._tensors[name]
+        if stored.dtype not in _NP_DTYPES:
+            raise SourceError(
+                f"{stored.file}: tensor {name!r} is stored as {stored.dtype}, which is not a plain weight type "
+                f"({', '.join(_NP_DTYPES)}); use the unquantised checkpoint"
+            )
+        own = _NP_DTYPES[stored.dtype]
+        count = int(np.prod(stored.shape, dtype=np.int64))
+        if count == 0:
+            return np.zeros(stored.shape, dtype)
+        mapped = np.memmap(stored.file, np.uint8, "r", stored.start, (count * own.itemsize,))
+        # A view of unaligned bytes is allowed, but slower and refused by some consumers.
+        flat = mapped.view(np.ndarray).view(own)
+        return cast(flat.reshape(stored.shape), dtype)
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return {n: (self.path / n).read_bytes() for n in TOKENIZER_FILES if (self.path / n).is_file()}
+
+    def files(self) -> list[Path]:
+        small = [self.path / n for n in ("config.json", *TOKENIZER_FILES)]
+        return sorted([*self._files, *(p for p in small if p.is_file())])
+
+    def _weight_files(self) -> dict[Path, list[str] | None]:
+        """Each weight file to the tensors the index expects in it (None: whatever it holds)."""
+        index = self.path / _INDEX
+        if index.is_file():
+            by_file: dict[Path, list[str]] = {}
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not weight_map:
+                raise SourceError(f"{index}: has no weight_map; download it again")
+            for name, file_name in weight_map.items():
+                if not isinstance(file_name, str) or Path(file_name).name != file_name:
+                    raise SourceError(f"{index}: names {file_name!r}, which is not a file of this folder")
+                by_file.setdefault(self.path / file_name, []).append(name)
+            for file in by_file:
+                if not file.is_file():
+                    raise SourceError(f"{file}: missing, but the index {_INDEX} needs it; download this shard")
+            return dict(by_file)
+        if (self.path / _SINGLE).is_file():
+            return {self.path / _SINGLE: None}
+        others = sorted(self.path.glob("*.safetensors"))
+        if len(others) == 1:
+            return {others[0]: None}
+        if others:
+            raise SourceError(
+                f"{index}: missing, and there are {len(others)} safetensors files; download the index beside them"
+            )
+        pickles = sorted(p.name for pattern in _PICKLES for p in self.path.glob(pattern))
+        if pickles:
+            raise SourceError(
+                f"{self.path / pickles[0]}: pickled weights can run code and are never loaded; "
+                "use a safetensors version of this checkpoint"
+            )
+        raise SourceError(f"{self.path}: no safetensors weights here; download {_SINGLE} or its shards and index")
+
+
+class _Stored:
+    """Where one tensor's bytes are."""
+
+    __slots__ = ("dtype", "file", "shape", "start")
+
+    def __init__(self, file: Path, dtype: str, shape: tuple[int, ...], start: int):
+        self.file, self.dtype, self.shape, self.start = file, dtype, shape, start
+
+
+def _read_header(file: Path) -> dict[str, _Stored]:
+    try:
+        with safe_open(file, framework="np"):
+            pass  # opening checks header, offsets and file length
+        with file.open("rb") as f:
+            header_len = int.from_bytes(f.read(8), "little")
+            header = json.loads(f.read(header_len))
+    except (SafetensorError, ValueError) as error:
+        raise SourceError(f"{file}: truncated or damaged ({error}); download this file again") from error
+    return {
+        name: _Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + header_len + entry["data_offsets"][0])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or a SourceError that names the file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path}: not valid JSON ({error}); download it again") from error
+    if not isinstance(data, dict):
+        raise SourceError(f"{path}: not a JSON object; download it again")
+    return data
+
+
+def _flatten(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as it is; ``auto_map`` (code that comes with a checkpoint) is dropped unread."""
+    return {key: value for key, value in config.items() if key != "auto_map"}

@@ -1,0 +1,70 @@
+"""``manifest.json``: what a converted folder holds and where it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, SourceError
+from jaxsqueeze.models.config import ModelConfig
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+_VERSIONED = ("jaxsqueeze", "jax", "orbax-checkpoint", "numpy", "gguf", "safetensors", "tokenizers")
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """``files``: every other file of the folder (path from the folder) to its size in bytes."""
+
+    config: ModelConfig
+    dtype: DTypeName  # of all weights; norm scales are float32
+    quantization: str  # "none": weights are stored in ``dtype``
+    source: str  # what was converted, as its user named it
+    source_hash: str  # SHA-256 (see ``source.content_hash``)
+    units: tuple[str, ...]  # one Orbax checkpoint each, under params/
+    files: dict[str, int]
+    versions: dict[str, str]
+    format_version: int = FORMAT_VERSION
+
+    def to_bytes(self) -> bytes:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return json.dumps({**fields, "config": self.config.to_json()}, indent=1).encode()
+
+
+def current_versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in _VERSIONED}}
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether ``folder`` claims to be a converted checkpoint."""
+    return (folder / MANIFEST).is_file()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a converted folder, checked against the files that are there. SourceError names what is wrong."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise SourceError(f"{folder}: not a converted checkpoint (no {MANIFEST}); run `jaxsqueeze convert` first")
+    try:
+        data: dict[str, Any] = json.loads(path.read_bytes())
+        version = data["format_version"]
+        if version == FORMAT_VERSION:
+            config = ModelConfig.from_json(data["config"])
+            manifest = Manifest(**{**data, "config": config, "units": tuple(data["units"])})
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{path}: damaged ({error!r}); convert again with --force") from error
+    if version != FORMAT_VERSION:
+        raise SourceError(f"{path}: format {version}, this program reads {FORMAT_VERSION}; convert again with --force")
+    if manifest.dtype not in DTYPES or manifest.quantization != "none":
+        raise SourceError(f"{path}: {manifest.dtype}/{manifest.quantization} is not known here; convert again")
+    for name, size in manifest.files.items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != size:
+            state = "missing" if not file.is_file() else f"{file.stat().st_size} bytes instead of {size}"
+            raise SourceError(f"{file}: {state}; convert again with --force")
+    return manifest
