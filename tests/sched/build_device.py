@@ -161,7 +161,7 @@ class FakeDevice:
         assert row.request.id == chunk.request_id
         assert row.ended is None
         assert chunk.start == row.written, "chunks of a sequence follow each other"
-        assert 0 < len(chunk.token_ids)
+        assert len(chunk.token_ids) > 0
         self.begin[chunk.slot] = chunk.start
         assert chunk.token_ids.tolist() == row.tokens[chunk.start : end]
         assert chunk.sample == (end == len(row.tokens) < row.max_len)

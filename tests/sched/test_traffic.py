@@ -148,7 +148,7 @@ Traffic.TestCase.settings = settings(
 TestTraffic = Traffic.TestCase
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(15))
 def test_dense_traffic_through_a_pool_that_is_too_small(seed):
     """Forty requests at once on a pool for about two of them: preemption is the rule, and changes no token."""
     rng = np.random.default_rng(seed)
@@ -188,5 +188,7 @@ def test_dense_traffic_through_a_pool_that_is_too_small(seed):
     harness.drain()
     harness.check_idle()
     assert len(requests) > 20
+    if groups[0].window is None:
+        assert harness.scheduler.stats().preemptions > 0
     for request, max_len in requests:
         check_result(harness, request, max_len, aborted=request.id in aborted)
