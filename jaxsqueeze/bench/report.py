@@ -108,7 +108,8 @@ def print_run(console: Console, title: str, summary: dict[str, Any]) -> None:
     if summary["without_usage"]:
         lines.append(f"{summary['without_usage']} answers had no usage: their chunks were counted as tokens")
     lines += [f"{count} failed: {error}" for error, count in summary["errors"].items()]
-    table = Table(title=title, title_justify="left")
+    console.print(title, markup=False, highlight=False, soft_wrap=True, style="bold")
+    table = Table()
     for name in ("ms", "mean", *(f"p{p}" for p in PERCENTILES)):
         table.add_column(name, justify="left" if name == "ms" else "right")
     for name, key in (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("TPOT", "tpot_ms"), ("E2E", "e2e_ms")):
@@ -128,6 +129,7 @@ def print_machine(console: Console, machine: dict[str, Any]) -> None:
         f"Python {machine['python']}, {versions}",
         markup=False,
         highlight=False,
+        soft_wrap=True,
     )
     console.print(f"repeat with: {machine['command']}", markup=False, highlight=False, soft_wrap=True)
 

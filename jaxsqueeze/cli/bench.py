@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = group("what to measure", "without --url: the engine in this machine; with it: a running server")
     add("--model", help="converted folder or any source (offline: default demo); with --url: the name to ask for")
     add("--url", help="an OpenAI-compatible server, such as http://127.0.0.1:8000")
-    add("--static-batching", action="store_true", help="continuous against static batching on a --trace-file")
+    add("--static-batching", action="store_true", help="continuous against static batching of a --trace-file")
     add("--startup", action="store_true", help="time from process start to a ready server, cold and warm caches")
 
     add = group("workload", "a trace, or synthetic requests")
@@ -68,8 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = group("offline", "measuring the engine itself")
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="arithmetic and KV type")
     add("--peer", choices=("transformers",), help="measure it too, on the same weights, in turn with the engine")
+    add("--peer-model", help="where the peer reads the weights; default: what --model was converted from")
     add("--repeats", type=positive, default=3, help="measurements of each figure; the median is reported")
-    add("--slots", type=positive, default=8, help="rows decoded at once (--static-batching)")
+    add("--slots", type=positive, default=8, help="rows decoded at once (--trace-file)")
     add("--page-size", type=positive, default=16, help="tokens in one KV page")
     add("--trace", type=Path, metavar="DIR", help="write a profiler trace of the run, for XProf or Perfetto")
 
@@ -128,6 +129,10 @@ def _measure(args: argparse.Namespace) -> int:
         from jaxsqueeze.bench import startup
 
         return startup.run(args, command)
+    if args.static_batching or args.trace_file:
+        from jaxsqueeze.bench import replay
+
+        return replay.run(args, command)
     from jaxsqueeze.bench import offline
 
     return offline.run(args, command)
