@@ -11,6 +11,7 @@ transposed, skipped or mixed-up tensor cannot go unnoticed.
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import zlib
@@ -94,6 +95,45 @@ def configs() -> dict[str, hf.PreTrainedConfig]:
     }
 
 
+# Settings each golden is there for: with any one of them changed, the reference's own logits must move well past
+# the tolerance that ours are held to.
+_PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+_PLAIN_PHI3 = {"rope_parameters": {**_PLAIN["rope_parameters"], "partial_rotary_factor": 0.8}}
+
+
+def _changed_settings(name: str, config: hf.PreTrainedConfig) -> list[dict[str, object]]:
+    window = getattr(config, "sliding_window", None)
+    changes: list[dict[str, object]] = [{"rms_norm_eps": 0.05}]
+    if window is not None:
+        changes += [{"sliding_window": window - 1}, {"sliding_window": window + 1}]
+    if name.startswith("llama_"):
+        changes.append(_PLAIN)
+    if name.startswith("phi3"):
+        changes.append(_PLAIN_PHI3)
+    if name.startswith("gemma"):
+        ropes = config.rope_parameters
+        swapped = {k: ropes[o] for k, o in zip(ropes, reversed(ropes), strict=True)} if name == "gemma3" else None
+        changes += [{"query_pre_attn_scalar": 8}, {"layer_types": ["full_attention"] * config.num_hidden_layers}]
+        changes += [{"rope_parameters": swapped}] if swapped else [{"attn_logit_softcapping": None}]
+    if name == "smollm3":
+        changes += [{"no_rope_layers": [1, 1, 1, 0]}, {"no_rope_layers": [1, 0, 1, 1]}]
+    return changes
+
+
+def _check_sensitive(name: str, model: hf.PreTrainedModel, ids: torch.Tensor, logits: np.ndarray) -> None:
+    for change in _changed_settings(name, model.config):
+        config = type(model.config)(**{**model.config.to_dict(), **copy.deepcopy(change)})
+        other = type(model)._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+        other.load_state_dict(model.state_dict())
+        moved = np.abs(_logits(other, ids) - logits).max()
+        assert moved > 1e-2, f"{name}: {change} moves the logits by {moved} only"
+
+
+def _logits(model: hf.PreTrainedModel, ids: torch.Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return model(ids[None]).logits[0].float().numpy()
+
+
 def _randomise(model: hf.PreTrainedModel, seed: int) -> None:
     """Weights that keep activations near 1 and scores and logits a few units wide; norms around 1, biases around 0."""
     generator = torch.Generator().manual_seed(seed)
@@ -126,10 +166,10 @@ def make(name: str, config: hf.PreTrainedConfig) -> None:
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     _randomise(model, seed)
     ids = torch.from_numpy(np.random.default_rng(seed).integers(3, config.vocab_size, LENGTH))
-    with torch.no_grad():
-        logits = model(ids[None]).logits[0].float().numpy()
+    logits = _logits(model, ids)
     assert np.isfinite(logits).all(), f"{name}: logits not finite"
     assert 1 < np.abs(logits).max() < 100, f"{name}: logits out of a useful range ({np.abs(logits).max()})"
+    _check_sensitive(name, model, ids, logits)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     if name == "llama_linear":

@@ -3,6 +3,7 @@ session that runs them and compares every logit with the reference."""
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,15 +84,31 @@ def golden_named():
 
 
 JUNK = 37.0  # what unused pages hold: finite, and far from any key or value
+DECODE_ROWS = 3
+
+
+@functools.cache
+def forward(cfg: ModelConfig, max_len: int):
+    """Jitted ``(params, tokens, pool, rows) -> (logits, pool)``; compiled for speed of compiling."""
+    model = Decoder(cfg, jnp.dtype(jnp.float32), max_len)
+
+    def logits(params, tokens, pool, rows):
+        x, pool = model.apply({"params": params}, tokens, pool, rows)
+        return model.apply({"params": params}, x, method=Decoder.unembed), pool
+
+    return jax.jit(logits, compiler_options={"xla_backend_optimization_level": 0})
 
 
 class PagedSession:
-    """Sequences of one model in a paged pool, with the least of a scheduler: shuffled pages, pages behind a window
-    freed, overwritten with junk and handed out again. Every sequence is a prefix of the golden input."""
+    """Sequences of one model in a paged pool, with the least of a scheduler: shuffled pages; pages behind a window
+    are freed, overwritten with junk and handed out again. Every sequence is a prefix of the golden input.
 
-    def __init__(self, golden: Golden, cfg: ModelConfig | None = None, page_size: int = 4, sequences: int = 1) -> None:
+    A step is one rectangle of one row, as wide as the input, and one of ``DECODE_ROWS`` single tokens, so all ways of
+    feeding tokens share a compiled program.
+    """
+
+    def __init__(self, golden: Golden, cfg: ModelConfig | None = None, page_size: int = 4, sequences: int = 3) -> None:
         self.golden, self.cfg, self.page_size = golden, cfg or golden.cfg, page_size
-        self.model = Decoder(self.cfg, jnp.dtype(jnp.float32), golden.max_len)
         self.params = golden.params
         self.groups = self.cfg.cache_groups()
         self.width = -(-len(golden.ids) // page_size) + 1
@@ -102,38 +119,29 @@ class PagedSession:
         self.free = [list(rng.permutation(np.arange(1, n))) for n in num_pages]
         self.owned: dict[tuple[int, int], dict[int, int]] = {}  # (sequence, group) to page index to page
         self.computed = dict.fromkeys(range(sequences), 0)
-        self._forward = jax.jit(self._logits)
-        self._spoil = jax.jit(lambda pool, layer_pages: jax.tree.map(lambda x, p: x.at[p].set(JUNK), pool, layer_pages))
 
-    def _logits(self, params, tokens, pool, rows):
-        x, pool = self.model.apply({"params": params}, tokens, pool, rows)
-        return self.model.apply({"params": params}, x, method=Decoder.unembed), pool
-
-    def step(self, *rectangles: tuple[int, list[tuple[int, int] | None]]) -> None:
-        """Each rectangle: queries per row, and per row ``(sequence, tokens to compute)`` or None for a masked row.
+    def step(self, chunk: tuple[int, int] | None, *decode: int | None) -> None:
+        """``chunk``: (sequence, tokens to compute); ``decode``: sequences to advance by one token; None: a masked row.
         Compares the logits of every computed token with the reference."""
-        ids, tokens, rows, expected = self.golden.ids, [], [], []
+        singles = [None if seq is None else (seq, 1) for seq in decode]
+        rectangles = [(len(self.golden.ids), [chunk]), (1, singles + [None] * (DECODE_ROWS - len(singles)))]
+        tokens, rows = [], []
         for width, entries in rectangles:
             positions = np.full((len(entries), width), -1, np.int32)
-            row_tokens = np.zeros((len(entries), width), np.int32)
             for n, entry in enumerate(entries):
                 if entry is not None:
-                    seq, count = entry
-                    start = self.computed[seq]
-                    positions[n, :count] = np.arange(start, start + count)
-                    row_tokens[n, :count] = ids[start : start + count]
+                    start = self.computed[entry[0]]
+                    positions[n, : entry[1]] = np.arange(start, start + entry[1])
             pages = tuple(self._pages(g, entries) for g in range(len(self.groups)))
-            rows.append(QueryRows(jnp.asarray(positions), pages))
-            tokens.append(row_tokens.ravel())
-            expected.append(positions.ravel())
-        for _, entries in rectangles:
-            for seq, count in filter(None, entries):
-                self.computed[seq] += count
-        logits, self.pool = self._forward(self.params, np.concatenate(tokens), self.pool, tuple(rows))
-        position = np.concatenate(expected)
-        np.testing.assert_allclose(
-            logits[position >= 0], self.golden.logits[position[position >= 0]], atol=1e-4, rtol=0
-        )
+            rows.append(QueryRows(positions, pages))
+            tokens.append(np.where(positions >= 0, self.golden.ids[positions], 0).ravel().astype(np.int32))
+        for seq, count in (e for _, entries in rectangles for e in entries if e is not None):
+            self.computed[seq] += count
+        run = forward(self.cfg, self.golden.max_len)
+        logits, self.pool = run(self.params, np.concatenate(tokens), self.pool, tuple(rows))
+        position = np.concatenate([r.positions.ravel() for r in rows])
+        live = position >= 0
+        np.testing.assert_allclose(np.asarray(logits)[live], self.golden.logits[position[live]], atol=1e-4, rtol=0)
 
     def _pages(self, g: int, entries: list[tuple[int, int] | None]) -> GroupPages:
         window = self.groups[g].window
@@ -154,12 +162,18 @@ class PagedSession:
                     owned[index] = self.free[g].pop(0)
                 table[n, index - first] = owned[index]
             base[n] = first
-        return GroupPages(jnp.asarray(table), jnp.asarray(base))
+        return GroupPages(table, base)
 
     def _overwrite(self, g: int, page: int) -> None:
-        layers = self.groups[g].layers
-        where = tuple(jnp.int32(page if i in layers else 0) for i in range(self.cfg.num_layers))
-        self.pool = self._spoil(self.pool, type(self.pool)(where, where))
+        k, v = list(self.pool.k), list(self.pool.v)
+        for i in self.groups[g].layers:
+            k[i], v[i] = _fill_page(k[i], page), _fill_page(v[i], page)
+        self.pool = self.pool.replace(k=tuple(k), v=tuple(v))
+
+
+@jax.jit
+def _fill_page(pages: jax.Array, page: jax.Array) -> jax.Array:
+    return pages.at[page].set(JUNK)
 
 
 @pytest.fixture(scope="session")
