@@ -160,7 +160,8 @@ class Chunk:
     start: int
     token_ids: np.ndarray  # i32[chunk]
     sample: bool  # the last chunk of its sequence: sample the next token from its last position
-    prompt_logprobs: bool  # score each token of the chunk given its predecessor
+    prompt_logprobs: bool  # score the prompt tokens that follow each token of the chunk
+    next_token: int = -1  # the prompt token after the chunk, for its score; -1: the chunk ends the prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +216,7 @@ class StepOutput:
     decode_logprobs: LogprobArrays | None  # leading shape [num_steps, b]
     chunk_logprobs: LogprobArrays | None  # leading shape [len(chunks)]
     # Per chunk with prompt_logprobs, leading shape [chunk]: entry j scores position start + j + 1 given what
-    # precedes it, so the last entry belongs to the next chunk's first token (or to the sampled one: ignore it).
+    # precedes it; the last one is for Chunk.next_token (meaningless where that is -1).
     prompt_logprobs: tuple[LogprobArrays | None, ...]
 
 

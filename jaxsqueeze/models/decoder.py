@@ -1,0 +1,117 @@
+"""The one decoder: a stack of attention and MLP blocks driven by ModelConfig.
+
+Pure function of (params, tokens, pool, rows): KV pool in, KV pool out. Layers are unrolled and read their own arrays;
+``lax.scan`` over stacked weights would copy each layer's weights every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxsqueeze.kv.pool import KVPool, abstract_pool
+from jaxsqueeze.models.attention import Attention, GroupPages, QueryRows
+from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.models.layers import Embedding, GatedMLP, Linear, RMSNorm
+from jaxsqueeze.models.rope import attention_scale, inv_freq
+
+Params = dict[str, Any]
+
+
+class Block(nn.Module):
+    """Pre-norm residual block; ``post_norms`` adds Gemma's norms before each residual add."""
+
+    cfg: ModelConfig
+    index: int
+    group: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_TH, k_pages, v_pages, rows, ropes):
+        c, layer = self.cfg, self.cfg.layers[self.index]
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(c.hidden_size, c.norm_eps, name=name)
+
+        rope = None if layer.rope is None else ropes[layer.rope]
+        with jax.named_scope("attention"):
+            attn = Attention(c, layer, self.group, self.dtype, name="attn")
+            y, k_pages, v_pages = attn(norm("input_norm")(x_TH), k_pages, v_pages, rows, rope)
+            x_TH = x_TH + (norm("post_attn_norm")(y) if c.post_norms else y)
+        with jax.named_scope("mlp"):
+            mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.activation, self.dtype, c.mlp_bias, name="mlp")
+            y = mlp(norm("mlp_norm")(x_TH))
+            x_TH = x_TH + (norm("post_mlp_norm")(y) if c.post_norms else y)
+        return x_TH, k_pages, v_pages
+
+
+class Decoder(nn.Module):
+    """``max_len`` fixes the rope tables: one table per server (see models/rope.py)."""
+
+    cfg: ModelConfig
+    dtype: jnp.dtype
+    max_len: int
+
+    def setup(self) -> None:
+        c = self.cfg
+        group_of = {i: g for g, group in enumerate(c.cache_groups()) for i in group.layers}
+        self.embed = Embedding(c.vocab_size, c.hidden_size, self.dtype)
+        self.layers = [Block(c, i, group_of[i], self.dtype) for i in range(c.num_layers)]
+        self.final_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        if not c.tie_embeddings:
+            self.lm_head = Embedding(c.vocab_size, c.hidden_size, self.dtype)
+
+    def __call__(self, tokens_T: jax.Array, pool: KVPool, rows: tuple[QueryRows, ...]) -> tuple[jax.Array, KVPool]:
+        """Final hidden states [T, H] and the pool with the tokens' keys and values written."""
+        c = self.cfg
+        with jax.named_scope("embed"):
+            x_TH = self.embed(tokens_T)
+            if c.embed_scale != 1.0:
+                x_TH = x_TH * jnp.asarray(c.embed_scale, self.dtype)
+        positions_T = jnp.concatenate([r.positions.reshape(-1) for r in rows])
+        with jax.named_scope("rope"):
+            ropes = [self._cos_sin(i, positions_T) for i in range(len(c.ropes))]
+        k, v = list(pool.k), list(pool.v)
+        for i, block in enumerate(self.layers):
+            with jax.named_scope(f"layer_{i}"):
+                x_TH, k[i], v[i] = block(x_TH, k[i], v[i], rows, ropes)
+        return self.final_norm(x_TH), KVPool(tuple(k), tuple(v))
+
+    def unembed(self, x_TH: jax.Array) -> jax.Array:
+        """Logits f32[T, V]."""
+        c = self.cfg
+        with jax.named_scope("lm_head"):
+            logits = (self.embed if c.tie_embeddings else self.lm_head).unembed(x_TH)
+            if c.final_softcap is not None:
+                logits = c.final_softcap * jnp.tanh(logits / c.final_softcap)
+            return logits
+
+    def _cos_sin(self, index: int, positions_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """cos and sin f32[T, rotary / 2], scaled by the kind's attention factor."""
+        rope = self.cfg.ropes[index]
+        angles = positions_T.astype(jnp.float32)[:, None] * inv_freq(rope, self.max_len)
+        factor = attention_scale(rope, self.max_len)
+        return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+    def init_all(self, tokens_T, pool, rows):
+        """Touches every parameter, for ``init``."""
+        x, pool = self(tokens_T, pool, rows)
+        return self.unembed(x), pool
+
+
+def abstract_params(cfg: ModelConfig, dtype: jnp.dtype) -> Params:
+    """The parameter tree as ShapeDtypeStructs boxed with logical axis names: the one declaration that init, loading
+    and sharding share."""
+    groups = cfg.cache_groups()
+    pages = GroupPages(jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
+    rows = (QueryRows(jax.ShapeDtypeStruct((1, 1), jnp.int32), (pages,) * len(groups)),)
+    pool = abstract_pool(cfg, (2,) * len(groups), 1, dtype)
+    model = Decoder(cfg, dtype, max_len=1)
+
+    def init(tokens, pool, rows):
+        return model.init(jax.random.key(0), tokens, pool, rows, method=Decoder.init_all)["params"]
+
+    return jax.eval_shape(init, jax.ShapeDtypeStruct((1,), jnp.int32), pool, rows)

@@ -1,0 +1,104 @@
+"""Linear, norm, embedding and MLP blocks as Linen modules; each declares its parameters with logical axis names.
+
+Glossary of shape letters in this package:
+B decode rows · T flat tokens of a step · N query rows of an attention call · Q queries in one of them ·
+H hidden · F MLP width · V vocabulary · K KV heads · G query heads per KV head · D head_dim · P page-table width ·
+S slots.
+
+Linear weights are stored ``[out..., in]`` and contracted over the last axis: XLA:CPU's fast layout, and a memory-order
+read on GPU for a few rows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from jaxsqueeze.models.config import Activation
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
+
+
+def linear(x_TI: jax.Array, weight: jax.Array) -> jax.Array:
+    """``x[T, in] @ weight[out..., in]`` -> [T, out...] in f32 accumulation, x's dtype.
+
+    The weight is viewed as a matrix: XLA would transpose (copy) one with several output axes.
+    """
+    *out, size = weight.shape
+    y = lax.dot_general(
+        x_TI, weight.reshape(-1, size), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    return y.astype(x_TI.dtype).reshape(x_TI.shape[0], *out)
+
+
+class Linear(nn.Module):
+    """``axes`` name the dimensions of ``shape = (*out, in)`` for sharding."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    dtype: jnp.dtype
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x_TI: jax.Array) -> jax.Array:
+        init = nn.with_logical_partitioning(nn.initializers.normal(0.02), self.axes)
+        y = linear(x_TI, self.param("weight", init, self.shape, self.dtype))
+        if self.use_bias:
+            zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[:-1])
+            y = y + self.param("bias", zeros, self.shape[:-1], self.dtype)
+        return y
+
+
+class RMSNorm(nn.Module):
+    """Zhang & Sennrich 2019. ``scale`` is the effective multiplier, f32; statistics in f32."""
+
+    size: int
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        init = nn.with_logical_partitioning(nn.initializers.ones, ("norm",))
+        scale = self.param("scale", init, (self.size,), jnp.float32)
+        y = x.astype(jnp.float32)
+        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        return (y * scale).astype(x.dtype)
+
+
+class Embedding(nn.Module):
+    """Token table ``[V, H]``; ``unembed`` reuses it as the output head of tied models."""
+
+    vocab_size: int
+    hidden_size: int
+    dtype: jnp.dtype
+
+    def setup(self) -> None:
+        init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "hidden"))
+        self.weight = self.param("weight", init, (self.vocab_size, self.hidden_size), self.dtype)
+
+    def __call__(self, tokens_T: jax.Array) -> jax.Array:
+        # Rows are looked up as integers: XLA:CPU would convert a bf16 table to f32 as a whole.
+        bits = lax.bitcast_convert_type(self.weight, f"uint{8 * self.weight.dtype.itemsize}")
+        return lax.bitcast_convert_type(jnp.take(bits, tokens_T, axis=0, mode="clip"), self.dtype)
+
+    def unembed(self, x_TH: jax.Array) -> jax.Array:
+        """Logits f32[T, V]."""
+        return lax.dot_general(x_TH, self.weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+class GatedMLP(nn.Module):
+    """``down(act(gate(x)) * up(x))`` (Shazeer 2020); gate and up are one matmul."""
+
+    hidden_size: int
+    width: int
+    activation: Activation
+    dtype: jnp.dtype
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x_TH: jax.Array) -> jax.Array:
+        shape = (2, self.width, self.hidden_size)
+        both = Linear(shape, ("gate_up", "mlp", "hidden"), self.dtype, self.use_bias, name="gate_up")(x_TH)
+        h_TF = ACTIVATIONS[self.activation](both[:, 0]) * both[:, 1]
+        return Linear((self.hidden_size, self.width), ("hidden", "mlp"), self.dtype, self.use_bias, name="down")(h_TF)
