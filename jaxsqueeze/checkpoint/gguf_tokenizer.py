@@ -34,7 +34,6 @@ def tokenizer_files(path: object, metadata: Mapping[str, Any]) -> dict[str, byte
         tokenizer, adds_bos = _sentence_piece(metadata)
     else:
         raise SourceError(f"{path}: tokenizer model {model!r} is not supported; supported: gpt2, llama")
-    tokenizer.add_tokens(_added_tokens(metadata))
     adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
     adds_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     _set_post_processor(tokenizer, metadata, model, adds_bos, adds_eos)
@@ -71,12 +70,18 @@ def _byte_level(path: object, metadata: Mapping[str, Any]) -> tuple[Tokenizer, b
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = style.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(_added_tokens(metadata, metadata["tokenizer.ggml.tokens"]))
     return tokenizer, style.adds_bos
 
 
 def _sentence_piece(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
-    tokens = metadata["tokenizer.ggml.tokens"]
     kinds = metadata["tokenizer.ggml.token_type"].tolist()
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    if not prefix:  # GGUF writes user-defined runs of spaces as plain spaces
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+            if kind == _USER_DEFINED and not token.strip(" "):
+                tokens[i] = _SPACE * len(token)
     scores = metadata["tokenizer.ggml.scores"].tolist()
     vocab = {token: i for i, token in enumerate(tokens)}
     unknown = metadata.get("tokenizer.ggml.unknown_token_id")
@@ -89,11 +94,11 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
             byte_fallback=True,
         )
     )
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     spaces = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    tokenizer.add_tokens(_added_tokens(metadata, tokens))
     return tokenizer, True
 
 
@@ -111,13 +116,18 @@ def _merges(vocab: Mapping[str, int], kinds: list[int], scores: list[float]) -> 
     return [(left, right) for *_, left, right in ranked]
 
 
-def _added_tokens(metadata: Mapping[str, Any]) -> list[AddedToken]:
-    """Control tokens (special) and user-defined ones (plain text), matched before anything else."""
+def _added_tokens(metadata: Mapping[str, Any], tokens: list[str]) -> list[AddedToken]:
+    """Control tokens (special) and user-defined ones (plain text), matched before anything else; those with spaces are
+    matched where SentencePiece matches them, in the text whose spaces are written as its space sign."""
     kinds = metadata.get("tokenizer.ggml.token_type")
-    kinds = [_NORMAL] * len(metadata["tokenizer.ggml.tokens"]) if kinds is None else kinds.tolist()
+    kinds = [_NORMAL] * len(tokens) if kinds is None else kinds.tolist()
     return [
-        AddedToken(token, special=kind in (_CONTROL, _UNKNOWN), normalized=False)
-        for token, kind in zip(metadata["tokenizer.ggml.tokens"], kinds, strict=True)
+        AddedToken(
+            token,
+            special=kind in (_CONTROL, _UNKNOWN),
+            normalized=kind == _USER_DEFINED and not token.strip(_SPACE),
+        )
+        for token, kind in zip(tokens, kinds, strict=True)
         if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) and token
     ]
 
