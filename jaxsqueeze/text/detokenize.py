@@ -8,7 +8,7 @@ bytes of an unfinished character back. The deltas do not depend on how ids are g
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from jaxsqueeze.text.tokenizer import Tokenizer
 
@@ -19,21 +19,23 @@ class Detokenizer:
     """``prompt_ids``: tokens that the text continues. Its first token then keeps a leading space, and completes a
     character that the prompt left unfinished; empty for a text that starts anew (an assistant's turn)."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._utf8 = _Utf8(errors="replace")
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._at_start = tokenizer.rule.strips_space
+        self._at_start = tokenizer.rule.strips_space and not any(self._visible(i) for i in prompt_ids)
+        # Only an unfinished character of the prompt matters, at most three bytes from its end.
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            if len(tail) > 3:
+                break
+            tail = self._visible(token_id) + tail
+        self._utf8.decode(tail[-4:])
         self.length = 0  # characters given out
-        for token_id in prompt_ids:
-            self.push(token_id)
-        self.length = 0
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this id; may be empty."""
-        if token_id in self._skip:
-            return ""
-        raw = self._tokenizer.token_bytes(token_id)
+        raw = self._visible(token_id)
         if self._at_start and raw:
             self._at_start = False
             raw = raw.removeprefix(b" ")
@@ -42,6 +44,9 @@ class Detokenizer:
     def finish(self) -> str:
         """What an unfinished character reads as at the end of a text (U+FFFD); empty if there is none."""
         return self._out(self._utf8.decode(b"", final=True))
+
+    def _visible(self, token_id: int) -> bytes:
+        return b"" if token_id in self._skip else self._tokenizer.token_bytes(token_id)
 
     def _out(self, text: str) -> str:
         self.length += len(text)

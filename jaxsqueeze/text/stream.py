@@ -8,7 +8,7 @@ so an answer is the same however the engine groups them, and everything after th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from jaxsqueeze.text.detokenize import Detokenizer
 from jaxsqueeze.text.stop import StopFilter
@@ -36,7 +36,7 @@ class ChoiceStream:
     When ``finished`` is set by a stop string, the engine does not know: the caller aborts the request there.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
         self._sampling = sampling
         self._detokenizer = Detokenizer(tokenizer, prompt_ids, sampling.skip_special_tokens)
         self._filter = StopFilter(sampling.stop, keep_stop=sampling.include_stop_str_in_output)

@@ -80,6 +80,17 @@ class TestBytes:
         sampling = SamplingParams(skip_special_tokens=skip)
         assert joined(play(any_tokenizer, ids, sampling, group)) == any_tokenizer.decode(ids, skip)
 
+    @settings(max_examples=150, deadline=None)
+    @given(data=st.data())
+    def test_prompt_and_output_add_up_to_one_text(self, any_tokenizer, data):
+        ids = data.draw(st.lists(st.integers(0, any_tokenizer.vocab_size + 3), max_size=16))
+        cut = data.draw(st.integers(0, len(ids)))
+        whole, continued = Detokenizer(any_tokenizer), Detokenizer(any_tokenizer, ids[:cut])
+        for i in ids[:cut]:
+            whole.push(i)
+        assert [continued.push(i) for i in ids[cut:]] == [whole.push(i) for i in ids[cut:]]
+        assert continued.finish() == whole.finish()
+
 
 class TestStopStrings:
     def sampling(self, *stop, **kw):
