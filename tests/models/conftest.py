@@ -61,13 +61,17 @@ def params_from_tensors(cfg: ModelConfig, tensors: dict[str, np.ndarray]) -> dic
     return flat
 
 
+def from_tensors(name: str, hf: dict, tensors: dict[str, np.ndarray], ids: np.ndarray, logits: np.ndarray) -> Golden:
+    cfg = families.config_from_hf(hf)
+    return Golden(name, cfg, params_from_tensors(cfg, tensors), ids, logits, max_len=len(ids))
+
+
 def load_golden(name: str) -> Golden:
     folder = GOLDEN / name
-    cfg = families.config_from_hf(json.loads((folder / "config.json").read_text()))
     with np.load(folder / "logits.npz") as data:
         ids, logits = data["input_ids"], data["logits"]
-    flat = params_from_tensors(cfg, load_file(folder / "model.safetensors"))
-    return Golden(name, cfg, flat, ids, logits, max_len=len(ids))
+    hf = json.loads((folder / "config.json").read_text())
+    return from_tensors(name, hf, load_file(folder / "model.safetensors"), ids, logits)
 
 
 GOLDEN_NAMES = sorted(p.parent.name for p in GOLDEN.glob("*/logits.npz"))
@@ -81,6 +85,11 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 @pytest.fixture(scope="session")
 def golden_named():
     return load_golden
+
+
+@pytest.fixture(scope="session")
+def golden_from_tensors():
+    return from_tensors
 
 
 JUNK = 37.0  # what unused pages hold: finite, and far from any key or value
