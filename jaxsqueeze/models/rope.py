@@ -51,7 +51,7 @@ def cos_sin_table(rope: RopeConfig, max_len: int) -> tuple[np.ndarray, np.ndarra
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates ``x [..., D]`` by ``cos``, ``sin`` ``[..., rotary_dim / 2]`` (broadcast), in float32; returns x's dtype."""
+    """Rotates ``x [..., D]`` by ``cos``, ``sin`` ``[..., rotary_dim / 2]`` in float32; returns x's dtype."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     first32, second32 = first.astype(jnp.float32), second.astype(jnp.float32)
