@@ -54,7 +54,7 @@ class Flight:
                 continue
             seq.num_inflight -= planned
             arrays = _rows(out.decode_logprobs, np.s_[:, index])
-            done.append((seq, _accept(seq, columns[index][:planned], arrays)))
+            done.append((seq, _accept(seq, columns[index], arrays)))
         return done
 
 

@@ -7,7 +7,8 @@
    when nobody waits; one that is still prefilling gets a chunk out of the step's token budget. Pages are reserved
    here, for all cache groups or none. When they run out the worst sequence is preempted: it gives back everything and
    waits in its old place of the queue, to prefill prompt and output again. The worst one itself sits the step out.
-2. admits waiting sequences, best first, while slots, budget and pages last, and only if nobody was preempted.
+2. admits waiting sequences, best first, while slots, budget and pages last. (One preempted in this call does
+   not come straight back: in the group that was short, less is free now than it gave back.)
 
 Why every accepted request ends: the best sequence in a slot can take the pages of all others, and the door
 (``door.check_request``) lets in only what fits the empty pool; so it always advances. Without one in a slot all pages
@@ -158,7 +159,6 @@ class Scheduler:
         """The next step, its pages reserved. None: nothing to do before the next ``commit`` or ``add``."""
         num_steps = self._choose_steps()
         budget = self._max_step_tokens
-        preemptions = self._preemptions
         rows: list[tuple[Seq, int]] = []
         chunks: list[tuple[Seq, int]] = []
         for seq in self._best_first():
@@ -170,7 +170,7 @@ class Scheduler:
                 budget -= size
             else:
                 rows.append((seq, size))
-        admits = self._admit(budget, chunks) if self._preemptions == preemptions else []
+        admits = self._admit(budget, chunks)
         if not rows and not chunks:
             return None
         rows.sort(key=lambda row: row[0].slot)

@@ -218,6 +218,15 @@ def test_no_prompt_logprobs_are_asked_for_again_once_delivered():
     assert asked == [True, True, False, False]
 
 
+def test_prompt_logprobs_of_a_single_token_need_no_scores():
+    scheduler = make_scheduler()
+    scheduler.add(request(length=1, max_tokens=1, prompt_logprobs=3))
+    plan = scheduler.plan()
+    assert not plan.chunks[0].prompt_logprobs
+    (event,) = scheduler.commit(plan, output(plan, chunk=[5]))
+    assert event.prompt_logprobs == (None,)
+
+
 @pytest.mark.parametrize("prompt_logprobs", [None, 1])
 def test_max_tokens_0_scores_the_prompt_and_ends(prompt_logprobs):
     sizes = {"max_slots": 2, "page_size": 4, "max_model_len": 64, "max_step_tokens": 8, "decode_steps": 4}

@@ -166,6 +166,13 @@ def test_admission_counts_the_pages_that_half_done_prefills_still_need():
     assert starts[1] > ends[-1]
 
 
+def test_a_small_prompt_does_not_take_pages_promised_to_a_half_done_prefill():
+    harness = make_harness(num_pages=(12,), max_step_tokens=18)
+    harness.add(request("a", 40, 1))  # 16 of its 40 tokens now: 4 of its 10 pages, 7 are free
+    harness.add(request("b", 2, 1))  # would fit into the 2 tokens of budget and the free pages
+    assert chunk_runs(harness.scheduler.plan()) == [("a", 0, 16)]
+
+
 def test_nobody_overtakes_the_first_of_the_queue():
     harness = make_harness(num_pages=(11,))
     harness.add(request("running", 20, 16))
