@@ -70,7 +70,7 @@ def demo_model(demo_gguf: Path, request: pytest.FixtureRequest) -> Path:
         for old in parent.iterdir():
             if is_converted(old):
                 shutil.rmtree(old)
-        convert(GGUFSource(demo_gguf), out, name="demo", wait=True)
+        convert(GGUFSource(demo_gguf), out, name="demo", reuse=True)
     return out
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def prepare(source: TensorSource) -> Job:
     except ValueError as error:
         raise SourceError(f"{source.path}: {error}") from error
     tokenizer_files = source.tokenizer_files()
-    config = dataclasses.replace(config, eos_token_ids=_eos_ids(config, source.generation_config, tokenizer_files))
+    config = dataclasses.replace(config, eos_token_ids=_eos_ids(config, source, tokenizer_files))
     plan = tensor_plan(config)
     names = set(source.names())
     for path, rule in plan.items():
@@ -105,24 +106,28 @@ def _missing(source: TensorSource, config: ModelConfig, name: str) -> str:
     )
 
 
-def _eos_ids(
-    config: ModelConfig, generation_config: Mapping[str, Any], tokenizer_files: Mapping[str, bytes]
-) -> tuple[int, ...]:
+def _eos_ids(config: ModelConfig, source: TensorSource, tokenizer_files: Mapping[str, bytes]) -> tuple[int, ...]:
     """Union of what generation_config, config and tokenizer call end of sequence: each of them may be the only one
     that is right."""
-    given = generation_config.get("eos_token_id")
+    given = source.generation_config.get("eos_token_id")
     ids = {*config.eos_token_ids, *([given] if isinstance(given, int) else given or [])}
-    ids |= _tokenizer_eos(tokenizer_files)
+    ids |= _tokenizer_eos(source.path, tokenizer_files)
     return tuple(sorted(i for i in ids if 0 <= i < config.vocab_size))
 
 
-def _tokenizer_eos(files: Mapping[str, bytes]) -> set[int]:
-    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+def _tokenizer_eos(path: Path, files: Mapping[str, bytes]) -> set[int]:
+    def parse(name: str) -> dict[str, Any]:
+        try:
+            return json.loads(files.get(name, b"{}"))
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{path}: {name} is not valid JSON ({error}); download it again") from error
+
+    settings = parse("tokenizer_config.json")
     token = settings.get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
     if not token or "tokenizer.json" not in files:
         return set()
-    tokenizer = json.loads(files["tokenizer.json"])
+    tokenizer = parse("tokenizer.json")
     for added in tokenizer.get("added_tokens", []):
         if added["content"] == token:
             return {added["id"]}

@@ -9,10 +9,13 @@ Units are built, written and dropped one by one, so private memory is bounded by
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
 from jaxsqueeze.checkpoint.assemble import Job, build_unit, prepare
@@ -33,35 +36,41 @@ def convert(
     name: str,
     dtype: DTypeName = "bfloat16",
     force: bool = False,
-    wait: bool = False,
+    reuse: bool = False,
     report: Report = quiet,
 ) -> Manifest:
     """Converts ``source`` (called ``name`` in the manifest) into the folder ``out``.
 
-    ``force`` replaces a converted folder that is there, and nothing else. ``wait``: if another process is converting
-    to ``out``, wait for it and take its result. SourceError: nothing was written.
+    ``force`` replaces a converted folder that is there, and nothing else. ``reuse`` is for a cache: waits for another
+    process that is converting to ``out``, takes a good folder as it is, replaces a damaged one. SourceError: nothing
+    was written.
     """
     out = out.absolute()
-    _check_place(out, force or wait)
+    if not reuse:
+        _check_place(out, force)
     job = prepare(source)
     made = _make_parents(out.parent)
     try:
-        with exclusive(out, wait=wait):
-            if wait and not force and is_converted(out):
-                return read_manifest(out)
-            _check_place(out, force)
+        with exclusive(out, wait=reuse):
+            if reuse and is_converted(out):
+                with contextlib.suppress(SourceError):
+                    return read_manifest(out)
+            elif not reuse:
+                _check_place(out, force)
             _check_space(job, out, dtype)
             with building(out) as partial:
                 return _write(job, partial, name, dtype, report)
     except Busy:
         raise SourceError(f"{out}: another process is converting to this folder; wait for it to end") from None
+    except PermissionError as error:
+        raise SourceError(f"{error.filename or out}: permission denied; choose another OUT") from error
     except Exception as error:
         if _is_disk_full(error):
             raise SourceError(f"{out}: the disk is full; free some space or choose another OUT") from error
         raise
     finally:
         for folder in made:  # only those still empty go
-            if not any(folder.iterdir()):
+            if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
 
@@ -69,27 +78,42 @@ def _write(job: Job, folder: Path, name: str, dtype: DTypeName, report: Report) 
     total, done = job.nbytes(DTYPES[dtype]), 0
     for file_name, data in job.tokenizer_files.items():
         (folder / file_name).write_bytes(data)
-    with ThreadPoolExecutor(1) as pool, checkpointer() as orbax:
-        hashed = pool.submit(content_hash, job.source.files())
+    with _background_hash(job) as source_hash, checkpointer() as orbax:
         for unit in job.units:
             report("converting", done, total)
             write_unit(orbax, folder, unit, build_unit(job, unit, DTYPES[dtype]))
             done += job.nbytes(DTYPES[dtype], unit)
         report("converting", total, total)
-        source_hash = hashed.result()
-    files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-    manifest = Manifest(
-        config=job.config,
-        dtype=dtype,
-        quantization="none",
-        source=name,
-        source_hash=source_hash,
-        units=tuple(job.units),
-        files=files,
-        versions=current_versions(),
-    )
+        files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+        manifest = Manifest(
+            config=job.config,
+            dtype=dtype,
+            quantization="none",
+            source=name,
+            source_hash=source_hash.result(),
+            units=tuple(job.units),
+            files=files,
+            versions=current_versions(),
+        )
     (folder / MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
+
+
+@contextlib.contextmanager
+def _background_hash(job: Job) -> Iterator[Future[str]]:
+    """The source's hash, computed beside the conversion; given up when the block fails."""
+    failed = threading.Event()
+
+    def give_up(*_: object) -> None:
+        if failed.is_set():
+            raise CancelledError
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(content_hash, job.source.files(), give_up)
+        except BaseException:
+            failed.set()
+            raise
 
 
 def _check_place(out: Path, force: bool) -> None:

@@ -26,5 +26,5 @@ def ensure_converted(source: str, dtype: DTypeName = "bfloat16", report: Report 
     try:
         read_manifest(out)
     except SourceError:  # not there, or damaged: made (again) below
-        convert(resolved.open(), out, name=source, dtype=dtype, wait=True, report=report)
+        convert(resolved.open(), out, name=source, dtype=dtype, reuse=True, report=report)
     return out

@@ -66,25 +66,27 @@ class HFFolder:
         return self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[name].shape
-
-    def where(self, name: str) -> Path:
-        return self._tensors[name].file
-
-    def get(self, name: str, dtype: np.dtype) -> np.ndarray:
         stored = self._tensors[name]
         if stored.dtype not in _NP_DTYPES:
             raise SourceError(
                 f"{stored.file}: tensor {name!r} is stored as {stored.dtype}, which is not a plain weight type "
                 f"({', '.join(_NP_DTYPES)}); use the unquantised checkpoint"
             )
+        return stored.shape
+
+    def where(self, name: str) -> Path:
+        return self._tensors[name].file
+
+    def get(self, name: str, dtype: np.dtype) -> np.ndarray:
+        stored = self._tensors[name]
         own = _NP_DTYPES[stored.dtype]
         count = int(np.prod(stored.shape, dtype=np.int64))
         if count == 0:
             return np.zeros(stored.shape, dtype)
         mapped = np.memmap(stored.file, np.uint8, "r", stored.start, (count * own.itemsize,))
-        # A view of unaligned bytes is allowed, but slower and refused by some consumers.
         flat = mapped.view(np.ndarray).view(own)
+        if not flat.flags.aligned:  # the format allows it, some readers of arrays do not
+            flat = flat.copy()
         return cast(flat.reshape(stored.shape), dtype)
 
     def tokenizer_files(self) -> dict[str, bytes]:

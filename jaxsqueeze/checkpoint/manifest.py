@@ -57,14 +57,18 @@ def read_manifest(folder: Path) -> Manifest:
             config = ModelConfig.from_json(data["config"])
             manifest = Manifest(**{**data, "config": config, "units": tuple(data["units"])})
     except (ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"{path}: damaged ({error!r}); convert again with --force") from error
+        raise SourceError(f"{path}: damaged ({error!r}); delete the folder and convert again") from error
     if version != FORMAT_VERSION:
-        raise SourceError(f"{path}: format {version}, this program reads {FORMAT_VERSION}; convert again with --force")
+        raise SourceError(
+            f"{path}: format {version}, this program reads {FORMAT_VERSION}; delete the folder and convert again"
+        )
     if manifest.dtype not in DTYPES or manifest.quantization != "none":
-        raise SourceError(f"{path}: {manifest.dtype}/{manifest.quantization} is not known here; convert again")
+        raise SourceError(
+            f"{path}: {manifest.dtype}/{manifest.quantization} is not known here; delete the folder and convert again"
+        )
     for name, size in manifest.files.items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != size:
             state = "missing" if not file.is_file() else f"{file.stat().st_size} bytes instead of {size}"
-            raise SourceError(f"{file}: {state}; convert again with --force")
+            raise SourceError(f"{file}: {state}; delete the folder and convert again")
     return manifest

@@ -50,4 +50,4 @@ def read_unit(orbax: ocp.Checkpointer, folder: Path, unit: str, like: dict[str, 
     try:
         return orbax.restore(path, ocp.args.PyTreeRestore(item=like, restore_args=restore_args))
     except Exception as error:
-        raise SourceError(f"{path}: damaged ({type(error).__name__}); convert again with --force") from error
+        raise SourceError(f"{path}: damaged ({type(error).__name__}); delete the folder and convert again") from error

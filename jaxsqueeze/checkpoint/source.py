@@ -38,7 +38,7 @@ class TensorSource(Protocol):
         """Names of all tensors, Hugging Face spelling."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one tensor, without reading it."""
+        """Shape of one tensor, without reading it. SourceError if its stored type cannot be read."""
 
     def get(self, name: str, dtype: np.dtype) -> np.ndarray:
         """The tensor's values in ``dtype``; a read-only view of the file where it is stored so."""

@@ -52,7 +52,7 @@ def load_params(
             if value.shape != expected.shape or value.dtype != expected.dtype:
                 raise SourceError(
                     f"{folder}: {path} is {value.dtype}{list(value.shape)}, not {expected.dtype}"
-                    f"{list(expected.shape)}; convert again with --force"
+                    f"{list(expected.shape)}; delete the folder and convert again"
                 )
             value = value if path.endswith("/scale") else cast(value, target)
             return jax.device_put(value, sharding(path) if callable(sharding) else sharding)

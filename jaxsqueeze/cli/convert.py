@@ -20,7 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts; 0, or 2 for input that cannot be converted (one sentence on stderr, nothing written)."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # converting needs no accelerator, and must not take its memory
     from jaxsqueeze.checkpoint.convert import convert
+    from jaxsqueeze.checkpoint.manifest import read_manifest
     from jaxsqueeze.checkpoint.progress import progress_bars
     from jaxsqueeze.checkpoint.resolve import resolve
 
@@ -28,9 +32,17 @@ def run(args: argparse.Namespace) -> int:
         with progress_bars() as report:
             resolved = resolve(args.source, report)
             out = args.out or Path("checkpoints") / resolved.name
-            convert(resolved.open(), out, name=args.source, dtype=args.dtype, force=args.force, report=report)
+            source = resolved.open()
+            convert(source, out, name=args.source, dtype=args.dtype, force=args.force, report=report)
     except SourceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(
+            f"error: {error.filename or args.source}: {error.strerror}; check the path and its rights", file=sys.stderr
+        )
+        return 2
+    if "tokenizer.json" not in read_manifest(out).files:
+        print(f"note: {args.source} has no tokenizer.json, so the result cannot serve text", file=sys.stderr)
     print(out)
     return 0
