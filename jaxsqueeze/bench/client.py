@@ -196,14 +196,18 @@ def _brief(detail: Any) -> str:
     return " ".join(str(detail).split())[:200]
 
 
-async def discover_model(url: str, api_key: str | None) -> str:
-    """The first model the server lists. Raises ValueError with a cure."""
+async def discover_model(url: str, api_key: str | None) -> tuple[str, int | None]:
+    """The first model the server lists, and the longest prompt plus output it takes if it says so (many do).
+
+    Raises ValueError with a cure.
+    """
     target = Target(url, model="", api_key=api_key)
     try:
         async with httpx.AsyncClient(headers=target.headers, timeout=30) as http:
             response = await http.get(f"{target.root}/v1/models")
             response.raise_for_status()
-            return response.json()["data"][0]["id"]
+            first = response.json()["data"][0]
+            return first["id"], first.get("max_model_len")
     except httpx.HTTPStatusError as error:
         raise ValueError(f"{target.root}/v1/models answered {error.response.status_code}; give --model") from error
     except httpx.HTTPError as error:

@@ -40,10 +40,13 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         import jaxsqueeze.bench.client as client
     except ImportError as error:
         raise ValueError('--url needs httpx: pip install "jaxsqueeze[bench]"') from error
-    runs = _runs(args)
     console = Console()
     api_key = args.api_key or os.environ.get("OPENAI_API_KEY")
-    model = args.model or asyncio.run(client.discover_model(args.url, api_key))
+    model, longest = args.model, args.max_model_len
+    if model is None:
+        model, listed = asyncio.run(client.discover_model(args.url, api_key))
+        longest = longest or listed
+    runs = _runs(args, longest)
     target = client.Target(args.url, model, args.endpoint, api_key, args.ignore_eos, args.timeout)
     corpus, form = asyncio.run(_corpus(client, target, args))
 
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     return int(any(o.error for run_outcomes in outcomes.values() for o in run_outcomes))
 
 
-def _runs(args: argparse.Namespace) -> list[tuple[str, Workload, bool, int]]:
+def _runs(args: argparse.Namespace, longest: int | None) -> list[tuple[str, Workload, bool, int]]:
     """(title, workload, open loop, requests in flight at most) of each run."""
     if args.trace_file:
         trace = load_trace(
@@ -89,7 +92,7 @@ def _runs(args: argparse.Namespace) -> list[tuple[str, Workload, bool, int]]:
             length_scale=args.length_scale,
             time_scale=args.time_scale,
             limit=args.limit,
-            max_total_tokens=args.max_model_len,
+            max_total_tokens=longest,
         )
         return [(args.trace_file.stem, trace, True, args.max_in_flight)]
 

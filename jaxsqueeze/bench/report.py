@@ -10,8 +10,8 @@ Units: milliseconds for latencies, seconds for durations, tokens and requests pe
 
 from __future__ import annotations
 
-import collections
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def summarise(
 ) -> dict[str, Any]:
     """All figures of one run."""
     done = [o for o in outcomes if o.error is None and o.chunk_times]
-    errors = collections.Counter(o.error or "no text in the answer" for o in outcomes if o.error or not o.chunk_times)
+    errors = grouped([o.error or "no text in the answer" for o in outcomes if o.error or not o.chunk_times])
     duration = max((o.end for o in outcomes), default=0.0) - min((o.begin for o in outcomes), default=0.0)
     good = sum(meets(o, slo_ttft, slo_itl) for o in done)
     per_s = 1 / duration if duration > 0 else 0.0
@@ -67,7 +67,7 @@ def summarise(
     return {
         "requests": len(outcomes),
         "complete": len(done),
-        "errors": dict(errors),
+        "errors": errors,
         "without_usage": sum(not o.has_usage for o in done),
         "duration_s": duration,
         "prompt_tokens": prompt,
@@ -86,6 +86,14 @@ def summarise(
         "e2e_ms": percentiles([(o.end - o.begin) * 1e3 for o in done]),
         "send_delay_ms": percentiles([(o.sent - o.begin) * 1e3 for o in outcomes]),
     }
+
+
+def grouped(errors: Sequence[str]) -> dict[str, int]:
+    """Counts of errors that differ in numbers only, under the first message of each kind."""
+    kinds: dict[str, list[str]] = {}
+    for error in errors:
+        kinds.setdefault(re.sub(r"\d+", "#", error.partition(":")[2]) + error.partition(":")[0], []).append(error)
+    return {messages[0]: len(messages) for messages in kinds.values()}
 
 
 def print_run(console: Console, title: str, summary: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class FakeServer:
         self.api_key = None
 
     async def models(self):
-        return {"object": "list", "data": [{"id": "fake-model"}]}
+        return {"object": "list", "data": [{"id": "fake-model", "max_model_len": 4096}]}
 
     async def tokenize(self, request: Request):
         if not self.can_tokenize:

@@ -48,12 +48,13 @@ def test_trace_file_lengths_reach_the_server(bench, fake_server, tmp_path):
     trace = tmp_path / "mini.csv"
     trace.write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,100,20\n2023-11-16 18:15:47.68,200,40\n"
+        "2023-11-16 18:15:47.68,40900,70\n"  # 4090 + 7 tokens: longer than the server says it takes
     )
     code, out, _ = bench("--trace-file", str(trace), "--length-scale", "0.1", "--time-scale", "0.01")
     assert code == 0
     sizes = [(len(body["prompt"]), body["max_tokens"]) for body in fake_server.bodies[1:]]
     assert sorted(sizes) == [(10, 2), (20, 4)]
-    assert "2 requests, lengths x 0.1, time x 0.01" in out
+    assert "2 requests, lengths x 0.1, time x 0.01, 1 longer than 4096 tokens left out" in out
 
 
 def test_text_prompts_where_the_server_has_no_tokenizer(bench, fake_server):

@@ -121,7 +121,7 @@ def test_an_answer_without_end_is_cut(fake_server, monkeypatch):
 
 def test_url_with_v1_key_and_tokenizer(fake_server):
     fake_server.api_key = "k"
-    assert asyncio.run(client.discover_model(f"{fake_server.url}/v1/", None)) == "fake-model"
+    assert asyncio.run(client.discover_model(f"{fake_server.url}/v1/", None)) == ("fake-model", 4096)
     keyed = Target(f"{fake_server.url}/v1", "fake-model", api_key="k")
     (outcome,) = asyncio.run(client.drive(keyed, [Call(0.0, [1], 1)], open_loop=False))
     assert outcome.error is None

@@ -85,6 +85,11 @@ def test_all_failed_is_a_report_too(tmp_path):
     assert json.loads((tmp_path / "x.json").read_text())["ttft_ms"]["p50"] is None
 
 
+def test_errors_that_differ_in_numbers_are_one_kind():
+    said = ["HTTP 400: 226 tokens", "HTTP 400: 263 tokens", "HTTP 500: 226 tokens", "cut"]
+    assert report.grouped(said) == {"HTTP 400: 226 tokens": 2, "HTTP 500: 226 tokens": 1, "cut": 1}
+
+
 def test_table_says_throughput_and_goodput(tmp_path):
     console = Console(width=150, record=True, file=(tmp_path / "out").open("w"))
     report.print_run(console, "run", report.summarise(OUTCOMES, slo_ttft=200.5))

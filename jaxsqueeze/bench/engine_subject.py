@@ -1,0 +1,147 @@
+"""The engine as a measured program (see ``worker``): fixed batches, and replays of a whole trace.
+
+Outputs always have their full length (EOS ignored) and are greedy, so every repeat does the same work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxsqueeze.bench.phases import Emission, phases
+from jaxsqueeze.config import EngineConfig
+from jaxsqueeze.types import Request, SamplingParams, TokenEvent
+
+
+class EngineSubject:
+    """One engine, warmed up. Everything that goes in or out is plain JSON."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count()
+
+    def open(self, model: str, dtype: str, max_slots: int, max_model_len: int | None, page_size: int) -> dict[str, Any]:
+        """Builds the engine and compiles everything; ``warm_up_s`` covers both."""
+        from jaxsqueeze.engine import Engine
+
+        begin = time.perf_counter()
+        self._engine = engine = Engine(
+            EngineConfig(
+                model=model, dtype=dtype, max_slots=max_slots, max_model_len=max_model_len, page_size=page_size
+            )
+        )
+        engine.warm_up()
+        return {
+            "name": "jaxsqueeze",
+            "dtype": engine.config.dtype,
+            "vocab_size": engine.model_config.vocab_size,
+            "max_model_len": engine.max_model_len,
+            "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "warm_up_s": time.perf_counter() - begin,
+        }
+
+    def peer_source(self, model: str) -> str:
+        """Where another program finds the weights that ``model`` names. Raises ValueError with a cure."""
+        from jaxsqueeze.checkpoint.manifest import is_converted, read_manifest
+        from jaxsqueeze.checkpoint.resolve import resolve
+
+        folder = Path(model).expanduser()
+        origin = read_manifest(folder).source if is_converted(folder) else model
+        try:
+            return str(resolve(origin).open().path)
+        except ValueError as error:
+            if origin == model:
+                raise
+            raise ValueError(f"{model} was converted from {origin}: {error}; or give --peer-model") from error
+
+    def batch(self, prompts: list[list[int]], output_tokens: int) -> dict[str, Any]:
+        """All prompts at once, equal lengths; the phases' speeds and the host's share of step time."""
+        requests = [self._request(ids, output_tokens) for ids in prompts]
+        rows = {request.id: row for row, request in enumerate(requests)}
+        emissions: list[Emission] = []
+        with _HostShare(self._engine) as host:
+            begin = time.perf_counter()
+            for event in self._run(requests):
+                time_s = time.perf_counter() - begin
+                ended = event.finish_reason is not None
+                emissions.append(Emission(time_s, rows[event.request_id], len(event.token_ids), ended))
+        return {**phases(emissions, len(prompts), len(prompts[0])), "host_share": host.share}
+
+    def replay(self, requests: list[tuple[list[int], int]], group: int | None, watch: bool) -> dict[str, Any]:
+        """All requests queued at once; with ``group`` that many at a time, the next when all of them have ended.
+
+        ``watch``: look at the pages after every step (and report no speed that counts).
+        """
+        made = [self._request(ids, output) for ids, output in requests]
+        size = group or len(made)
+        self._steps, self._waste = 0, [] if watch else None
+        output = 0
+        with _HostShare(self._engine) as host:
+            begin = time.perf_counter()
+            for first in range(0, len(made), size):
+                for event in self._run(made[first : first + size]):
+                    output += len(event.token_ids)
+            seconds = time.perf_counter() - begin
+        wanted = sum(n for _, n in requests)
+        if output != wanted:
+            raise RuntimeError(f"the engine delivered {output} tokens of {wanted}")
+        prompt = sum(len(ids) for ids, _ in requests)
+        waste = None if not self._waste else sum(self._waste) / len(self._waste)
+        return {
+            "seconds": seconds,
+            "steps": self._steps,
+            "output_tokens_per_s": output / seconds,
+            "total_tokens_per_s": (prompt + output) / seconds,
+            "host_share": host.share,
+            "page_tail_waste": waste,
+        }
+
+    def start_profile(self, directory: str) -> None:
+        """Everything until ``stop_profile`` goes into a trace under ``directory``."""
+        import jax
+
+        jax.profiler.start_trace(directory, create_perfetto_trace=True)
+
+    def stop_profile(self) -> None:
+        """Writes the trace."""
+        import jax
+
+        jax.profiler.stop_trace()
+
+    def _request(self, prompt: Sequence[int], output_tokens: int) -> Request:
+        sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        return Request(f"bench-{next(self._ids)}", tuple(prompt), sampling, arrival=time.monotonic())
+
+    def _run(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
+        """Adds the requests and steps until the engine is idle. Raises RuntimeError if one of them fails."""
+        for request in requests:
+            self._engine.add(request)
+        while self._engine.has_work():
+            for event in self._engine.step():
+                if event.error:
+                    raise RuntimeError(f"request {event.request_id} failed: {event.error}")
+                yield event
+            self._steps += 1
+            if self._waste is not None and any((stats := self._engine.stats()).live_tokens):
+                self._waste.append(stats.page_tail_waste)
+
+    _steps = 0
+    _waste: list[float] | None = None
+
+
+class _HostShare:
+    """The share of step time in which the device waited for the host; None where the engine does not tell."""
+
+    share: float | None = None
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> _HostShare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
