@@ -172,7 +172,9 @@ class GGUFFile:
             if count > len(self._map):
                 raise IndexError("an array is longer than the file")
             return [self._value(item) for _ in range(count)]
-        return self._numbers(_SCALARS[kind], 1)[0].item()
+        value = self._numbers(_SCALARS[kind], 1)[0]
+        # The decimal the writer meant, 1e-05 and not 9.99999974e-06: the same float32.
+        return float(str(value)) if kind == _V.FLOAT32 else value.item()
 
     def _numbers(self, dtype: np.dtype, count: int) -> np.ndarray:
         values = np.frombuffer(self._map, dtype, count, self._at)
