@@ -21,17 +21,21 @@ PAGE = 2
 TABLE = np.array([[3, 1, 4]], np.int32)  # six positions in three pages, out of order
 
 
+ATTEND = jax.jit(paged_attention, static_argnames=("scale", "window", "softcap"))
+
+
 def pages_of(values_TD: np.ndarray) -> jax.Array:
-    """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; the other pages hold junk."""
+    """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; all else is NaN, as a failed request that
+    had these pages before may leave it."""
     t = np.arange(len(values_TD))
-    pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), 99.0)
+    pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), jnp.nan)
     return kv_write(pool, jnp.asarray(values_TD)[:, None], TABLE[0, t // PAGE], t % PAGE)
 
 
 def attend(q_QD, k_TD, v_TD, positions, base=0, table=TABLE, **kwargs) -> np.ndarray:
     """f32[Q, D]: one row, one KV head, one query head."""
     q = jnp.asarray(q_QD, jnp.float32)[None, :, None, None]
-    out = paged_attention(
+    out = ATTEND(
         q,
         pages_of(k_TD),
         pages_of(v_TD),
@@ -69,6 +73,12 @@ def test_window_after_its_first_page_was_freed():
     k, v = np.ones((6, 6), np.float32), np.eye(6, dtype=np.float32)
     out = attend(np.zeros((1, 6)), k, v, [5], window=4, base=1, table=[[1, 4, 0]])
     assert visible(out) == [[2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_nothing_spreads_from_places_not_yet_written(length):
+    k, v = np.ones((length, 6), np.float32), np.eye(6, dtype=np.float32)[:length]
+    assert visible(attend(np.ones((1, 6)), k, v, [length - 1])) == [list(range(length))]
 
 
 def test_masked_query_is_exactly_zero():
