@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 
 from jaxsqueeze.checkpoint.assemble import Job, build_unit, prepare
-from jaxsqueeze.checkpoint.durable import Busy, building, exclusive
+from jaxsqueeze.checkpoint.durable import Busy, building, exclusive, recover
 from jaxsqueeze.checkpoint.manifest import MANIFEST, Manifest, current_versions, is_converted, read_manifest
 from jaxsqueeze.checkpoint.orbax_units import checkpointer, write_unit
 from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, Report, SourceError, TensorSource, content_hash, quiet
@@ -52,6 +52,7 @@ def convert(
     made = _make_parents(out.parent)
     try:
         with exclusive(out, wait=reuse):
+            recover(out)
             if reuse and is_converted(out):
                 with contextlib.suppress(SourceError):
                     return read_manifest(out)

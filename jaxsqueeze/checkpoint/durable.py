@@ -42,17 +42,22 @@ def exclusive(target: Path, *, wait: bool) -> Iterator[None]:
         os.close(fd)
 
 
+def recover(out: Path) -> None:
+    """Cleans up after a run that was killed; the caller holds ``exclusive(out)``."""
+    partial, old = _hidden(out)
+    if old.exists() and not out.exists():
+        old.rename(out)  # killed between the two renames that replace a folder
+    for remnant in (partial, old):
+        shutil.rmtree(remnant, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def building(out: Path) -> Iterator[Path]:
     """A fresh folder to fill; when the block ends well it takes the place of ``out``, else it is removed.
 
-    The caller holds ``exclusive(out)``, so whatever carries the hidden names belongs to a run that was killed.
+    The caller holds ``exclusive(out)`` and has called ``recover(out)``.
     """
-    partial, old = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.old")
-    if old.exists() and not out.exists():
-        old.rename(out)  # killed between the two renames below
-    for remnant in (partial, old):
-        shutil.rmtree(remnant, ignore_errors=True)
+    partial, old = _hidden(out)
     partial.mkdir()
     try:
         yield partial
@@ -69,21 +74,16 @@ def building(out: Path) -> Iterator[Path]:
         raise
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Writes ``path`` so that it appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data)
-    _fsync(partial)
-    partial.rename(path)
-    _fsync(path.parent)
-
-
 def fsync_tree(folder: Path) -> None:
     """Flushes every file and folder below, the folder itself last."""
     for root, _, files in os.walk(folder, topdown=False):
         for name in files:
             _fsync(Path(root, name))
         _fsync(Path(root))
+
+
+def _hidden(out: Path) -> tuple[Path, Path]:
+    return out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.old")
 
 
 def _fsync(path: Path) -> None:

@@ -27,7 +27,7 @@ def checkpointer() -> Iterator[ocp.Checkpointer]:
     """Writes and reads units; safe to share between threads that read."""
     log = logging.getLogger("absl")
     level = log.level
-    log.setLevel(logging.ERROR)  # otherwise several lines per unit
+    log.setLevel(logging.CRITICAL)  # otherwise several lines per unit; errors are raised as well
     try:
         with ocp.Checkpointer(
             ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
