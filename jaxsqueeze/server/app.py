@@ -13,6 +13,7 @@ from jaxsqueeze.server import chat, completions, errors, info, profiling
 from jaxsqueeze.server.guard import Guard
 from jaxsqueeze.server.service import Service
 from jaxsqueeze.server.wire import ClientGone
+from jaxsqueeze.server.worker import State
 
 STOP_SECONDS = 5.0  # wait for the engine's current step at exit
 
@@ -24,15 +25,16 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         service.worker.start()
         yield
-        service.worker.stop(STOP_SECONDS)
+        # A thread that still compiles cannot be stopped: the process ends under it.
+        service.worker.stop(0.0 if service.worker.state is State.STARTING else STOP_SECONDS)
 
     app = FastAPI(title="JaxSqueeze", lifespan=lifespan)
     app.state.service = service
-    errors.install(app)
     app.add_exception_handler(ClientGone, _nobody_listens)
     for module in (chat, completions, info, profiling):
         app.include_router(module.router)
     app.add_middleware(Guard, service=service)
+    errors.install(app)
     if service.config.allowed_origin:
         # Added last, so outermost: a preflight is answered before the guard asks for a key.
         app.add_middleware(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn, TypeVar
 
 import pydantic
@@ -46,7 +47,7 @@ def _too_large(limit: int) -> ApiError:
 def decode(raw: bytes) -> dict[str, Any]:
     """One JSON object: strict numbers, bounded nesting, no lone surrogates. Raises BadRequest."""
     try:
-        value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:  # also bad UTF-8, and integers too long to convert
@@ -59,6 +60,13 @@ def decode(raw: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is too large a number")
+    return value
 
 
 def _check_tree(value: Any, surrogates: bool) -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxsqueeze.server.config import MAX_MESSAGE_CHARS
 from jaxsqueeze.server.wire import json_response
@@ -64,10 +65,30 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return ApiError(error.status_code, str(error.detail)).response()
 
-    async def unexpected(_request: Request, error: Exception) -> Response:
-        log.error("unexpected error", exc_info=error)
-        return ApiError(500, "internal error; the server's log has the details").response()
-
     app.add_exception_handler(ApiError, ours)
     app.add_exception_handler(HTTPException, framework)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_middleware(LastResort)
+
+
+class LastResort:
+    """An exception that nobody expected: 500, and the connection stays usable for the client's next call."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            if scope["type"] != "http" or started:
+                raise  # a broken-off answer must look broken off
+            log.exception("unexpected error in %s", scope["path"])
+            error = ApiError(500, "internal error; the server's log has the details")
+            await error.response()(scope, receive, send)

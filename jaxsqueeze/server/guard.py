@@ -29,17 +29,17 @@ class Guard:
             # Browsers send preflights without credentials; CORS, if allowed, has answered before this.
             return await Response(status_code=204, headers={"Allow": "GET, POST, OPTIONS"})(scope, receive, send)
         try:
-            self._check_key(Headers(scope=scope))
+            self._check_key(Headers(scope=scope).get("authorization", ""))
             self._service.check_open()
         except ApiError as error:
             return await error.response()(scope, receive, send)
         return await self._app(scope, receive, send)
 
-    def _check_key(self, headers: Headers) -> None:
+    def _check_key(self, authorization: str) -> None:
         if not self._keys:
             return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        # Every key is compared, in constant time, whatever matches.
-        matches = [hmac.compare_digest(key, given.strip().encode()) for key in self._keys]
+        scheme, _, given = authorization.partition(" ")
+        # Every key is compared, in constant time, whatever matches. Headers are bytes, decoded as Latin-1.
+        matches = [hmac.compare_digest(key, given.strip().encode("latin-1")) for key in self._keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(401, "missing or wrong API key: send 'Authorization: Bearer <key>'", code="invalid_api_key")

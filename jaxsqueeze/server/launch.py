@@ -30,20 +30,21 @@ _POLL_SECONDS = 0.05
 
 class DrainingServer(uvicorn.Server):
     """On SIGTERM or Ctrl-C: new calls get 503, running requests finish (for at most ``drain_seconds``), then it exits.
-    A second signal exits at once."""
+    A second signal ends the running requests too; a third exits at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
         self._drain_task: asyncio.Task[None] | None = None
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # The signal is not kept for re-raising, as the base class would: a drained server exits with 0.
-        if self._service.draining:
-            self.should_exit = self.force_exit = True
-            return
+        self._signals += 1
+        self.force_exit = self._signals > 2
         self._service.draining = True
-        asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
+        if self._signals == 1:
+            asyncio.get_running_loop().call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
         self._drain_task = asyncio.get_running_loop().create_task(self._drain())
@@ -53,7 +54,7 @@ class DrainingServer(uvicorn.Server):
         if worker.num_unfinished:
             print(f"Waiting up to {seconds:g} s for {worker.num_unfinished} running requests", file=sys.stderr)
         deadline = time.monotonic() + seconds
-        while worker.num_unfinished and time.monotonic() < deadline:
+        while worker.num_unfinished and time.monotonic() < deadline and self._signals == 1:
             await asyncio.sleep(_POLL_SECONDS)
         worker.abort_all("the server is shutting down")
         self.should_exit = True
@@ -100,7 +101,13 @@ def serve(
         failure.append(error)
         server.should_exit = True
 
-    worker = Worker(build, lambda engine: on_ready(engine, base_url(sock)), failed)
+    def start() -> EngineLike:
+        print(
+            f"Listening on {base_url(sock)}; /health answers 503 until the model is ready", file=sys.stderr, flush=True
+        )
+        return build()
+
+    worker = Worker(start, lambda engine: on_ready(engine, base_url(sock)), failed)
     service = Service(config, worker, names)
     uvicorn_config = uvicorn.Config(
         create_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=_CLOSE_SECONDS

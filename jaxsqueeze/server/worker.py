@@ -86,6 +86,8 @@ class Worker:
 
     def stop(self, timeout: float) -> bool:
         """Ends the thread after its current step; False if it is still busy (compiling) after ``timeout`` seconds."""
+        if self._thread.ident is None:
+            return True  # never started
         self._commands.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
