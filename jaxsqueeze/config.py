@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+PREFILL_ROW = 32  # queries of one sequence that share a gather of its keys; chunks are charged in whole rows
+
 DType = Literal["auto", "bfloat16", "float32"]
 
 
@@ -37,8 +39,10 @@ class EngineConfig:
             raise ValueError(f"page_size must be a power of two, got {self.page_size}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
-        if self.max_step_tokens < self.page_size:
-            raise ValueError(f"max_step_tokens must be >= page_size, got {self.max_step_tokens}")
+        if self.max_step_tokens < self.page_size or self.max_step_tokens % PREFILL_ROW:
+            raise ValueError(
+                f"max_step_tokens must be a multiple of {PREFILL_ROW} and >= page_size, got {self.max_step_tokens}"
+            )
         if self.decode_steps < 1:
             raise ValueError(f"decode_steps must be >= 1, got {self.decode_steps}")
         if self.max_model_len is not None and self.max_model_len < 2:

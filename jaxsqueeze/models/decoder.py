@@ -6,6 +6,8 @@ Pure function of (params, tokens, pool, rows): KV pool in, KV pool out. Layers a
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,24 +16,25 @@ from flax import linen as nn
 
 from jaxsqueeze.kv.pool import KVPool, abstract_pool
 from jaxsqueeze.models.attention import Attention, GroupPages, QueryRows
-from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.models.config import LayerConfig, ModelConfig
 from jaxsqueeze.models.layers import Embedding, GatedMLP, Linear, RMSNorm
 from jaxsqueeze.models.rope import attention_scale, inv_freq
 
 Params = dict[str, Any]
+Variables = dict[str, Any]  # {"params": Params, "views": the runner's (see Embedding)}
 
 
 class Block(nn.Module):
     """Pre-norm residual block; ``post_norms`` adds Gemma's norms before each residual add."""
 
     cfg: ModelConfig
-    index: int
-    group: int
+    layer: LayerConfig
+    group: int  # index of the layer's cache group
     dtype: jnp.dtype
 
     @nn.compact
     def __call__(self, x_TH, k_pages, v_pages, rows, ropes):
-        c, layer = self.cfg, self.cfg.layers[self.index]
+        c, layer = self.cfg, self.layer
 
         def norm(name: str) -> RMSNorm:
             return RMSNorm(c.hidden_size, c.norm_eps, name=name)
@@ -48,6 +51,13 @@ class Block(nn.Module):
         return x_TH, k_pages, v_pages
 
 
+@functools.lru_cache
+def _traced_once(cfg: ModelConfig, layer: LayerConfig, group: int, dtype: jnp.dtype) -> Callable[..., Any]:
+    """Equal layers share one trace: a deep model traces and lowers in the time of its distinct layers."""
+    block = Block(cfg, layer, group, dtype, parent=None)
+    return jax.jit(lambda params, *args: block.apply({"params": params}, *args))
+
+
 class Decoder(nn.Module):
     """``max_len`` fixes the rope tables: one table per server (see models/rope.py)."""
 
@@ -59,7 +69,7 @@ class Decoder(nn.Module):
         c = self.cfg
         group_of = {i: g for g, group in enumerate(c.cache_groups()) for i in group.layers}
         self.embed = Embedding(c.vocab_size, c.hidden_size, self.dtype)
-        self.layers = [Block(c, i, group_of[i], self.dtype) for i in range(c.num_layers)]
+        self.layers = [Block(c, layer, group_of[i], self.dtype) for i, layer in enumerate(c.layers)]
         self.final_norm = RMSNorm(c.hidden_size, c.norm_eps)
         if not c.tie_embeddings:
             self.lm_head = Embedding(c.vocab_size, c.hidden_size, self.dtype)
@@ -77,7 +87,12 @@ class Decoder(nn.Module):
         k, v = list(pool.k), list(pool.v)
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
-                x_TH, k[i], v[i] = block(x_TH, k[i], v[i], rows, ropes)
+                args = x_TH, k[i], v[i], rows, ropes
+                if self.is_initializing():
+                    x_TH, k[i], v[i] = block(*args)
+                else:
+                    shared = _traced_once(c, block.layer, block.group, self.dtype)
+                    x_TH, k[i], v[i] = shared(block.variables["params"], *args)
         return self.final_norm(x_TH), KVPool(tuple(k), tuple(v))
 
     def unembed(self, x_TH: jax.Array) -> jax.Array:

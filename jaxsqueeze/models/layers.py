@@ -27,9 +27,7 @@ def linear(x_TI: jax.Array, weight: jax.Array) -> jax.Array:
     The weight is viewed as a matrix: XLA would transpose (copy) one with several output axes.
     """
     *out, size = weight.shape
-    y = lax.dot_general(
-        x_TI, weight.reshape(-1, size), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    y = lax.dot_general(x_TI, weight.reshape(-1, size), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     return y.astype(x_TI.dtype).reshape(x_TI.shape[0], *out)
 
 
@@ -78,9 +76,12 @@ class Embedding(nn.Module):
         self.weight = self.param("weight", init, (self.vocab_size, self.hidden_size), self.dtype)
 
     def __call__(self, tokens_T: jax.Array) -> jax.Array:
-        # Rows are looked up as integers: XLA:CPU would convert a bf16 table to f32 as a whole.
-        bits = lax.bitcast_convert_type(self.weight, f"uint{8 * self.weight.dtype.itemsize}")
-        return lax.bitcast_convert_type(jnp.take(bits, tokens_T, axis=0, mode="clip"), self.dtype)
+        # Looking up bf16 rows, XLA:CPU converts the whole table to f32 first; the runner there passes a view of the
+        # same memory as integers (runner/views.py).
+        if self.has_variable("views", "bits"):
+            bits = jnp.take(self.get_variable("views", "bits"), tokens_T, axis=0, mode="clip")
+            return lax.bitcast_convert_type(bits, self.dtype)
+        return jnp.take(self.weight, tokens_T, axis=0, mode="clip")
 
     def unembed(self, x_TH: jax.Array) -> jax.Array:
         """Logits f32[T, V]."""

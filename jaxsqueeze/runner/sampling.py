@@ -38,7 +38,9 @@ def sample(
     Rows whose logits have a NaN or no finite value give ``BAD_LOGITS``. Logprobs are zeros where no row wants them.
     """
     with jax.named_scope("sample"):
-        p = jax.tree.map(lambda a: a[slots_B], params.replace(prompt_seen=None, bias_ids=None, bias=None, bad_words=None))
+        p = jax.tree.map(
+            lambda a: a[slots_B], params.replace(prompt_seen=None, bias_ids=None, bias=None, bad_words=None)
+        )
         x_BV = _biased(logits_BV, slots_B, params)
         x_BV = _without_bad_words(x_BV, slots_B, params, state)
         x_BV = _without_early_stops(x_BV, positions_B, p)
@@ -135,7 +137,9 @@ def _random(x_BV, positions_B, p: SlotParams):
     random_B = p.temperature > 0
     scaled_BV = x_BV / jnp.where(random_B, p.temperature, 1.0)[:, None]
     filters = (p.top_k < x_BV.shape[1]) | (p.top_p < 1) | (p.min_p > 0)
-    kept_BV = lax.cond(jnp.any(filters & random_B), lambda: filtered(scaled_BV, p.top_k, p.top_p, p.min_p), lambda: scaled_BV)
+    kept_BV = lax.cond(
+        jnp.any(filters & random_B), lambda: filtered(scaled_BV, p.top_k, p.top_p, p.min_p), lambda: scaled_BV
+    )
 
     def noise(seed, position):
         key = jax.random.fold_in(jax.random.wrap_key_data(seed), position)

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxsqueeze.types import MAX_BAD_WORD_LEN, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_IDS, Admit
+from jaxsqueeze.types import (
+    MAX_BAD_WORD_LEN,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_IDS,
+    Admit,
+    Request,
+    SamplingParams,
+)
 
 
 @struct.dataclass
@@ -131,6 +139,13 @@ def admit_row(admit: Admit, vocab_size: int, max_model_len: int) -> AdmitRow:
         prompt=_padded(admit.prompt_ids, max_model_len, vocab_size),
         output=_padded(admit.output_ids, max_model_len, vocab_size),
     )
+
+
+def blank_row(vocab_size: int, max_model_len: int) -> AdmitRow:
+    """An admission of nothing, for its shapes."""
+    empty = np.empty(0, np.int32)
+    request = Request("", (), SamplingParams())
+    return admit_row(Admit(0, request, empty, empty, (), 0), vocab_size, max_model_len)
 
 
 def admit(params: SlotParams, state: SlotState, row: AdmitRow) -> tuple[SlotParams, SlotState]:

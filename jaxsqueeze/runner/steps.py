@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxsqueeze.kv.pool import KVPool
 from jaxsqueeze.models.attention import GroupPages, QueryRows
-from jaxsqueeze.models.decoder import Decoder, Params
+from jaxsqueeze.models.decoder import Decoder, Variables
 from jaxsqueeze.runner.sampling import Logprobs, empty_logprobs, sample, score
 from jaxsqueeze.runner.state import SlotParams, SlotState
 
@@ -51,7 +51,13 @@ class StepResult:
 
 
 def decode_n(
-    model: Decoder, max_steps: int, params: Params, pool: KVPool, state: SlotState, slot_params: SlotParams, inp: DecodeInputs
+    model: Decoder,
+    max_steps: int,
+    variables: Variables,
+    pool: KVPool,
+    state: SlotState,
+    slot_params: SlotParams,
+    inp: DecodeInputs,
 ) -> tuple[KVPool, SlotState, StepResult]:
     """Up to ``inp.num_steps`` tokens for each row; rows that end are masked, the loop stops when all have.
 
@@ -72,24 +78,22 @@ def decode_n(
 
     def one(c: Carry) -> Carry:
         live = ~c.state.done[inp.slots]
-        hidden, pool = _decode_hidden(model, params, c.pool, c.state, inp, live)
-        logits = model.apply({"params": params}, hidden, method=Decoder.unembed)
+        hidden, pool = _decode_hidden(model, variables, c.pool, c.state, inp, live)
+        logits = model.apply(variables, hidden, method=Decoder.unembed)
         tokens, logprobs, state = _sample_and_advance(
             logits, c.state.position[inp.slots] + 1, inp.slots, live, slot_params, c.state
         )
         put = lambda whole, new: lax.dynamic_update_index_in_dim(whole, new, c.step, 0)  # noqa: E731
         return Carry(c.step + 1, pool, state, put(c.tokens, tokens), jax.tree.map(put, c.logprobs, logprobs))
 
-    start = Carry(
-        jnp.int32(0), pool, state, jnp.full((max_steps, B), -1, jnp.int32), empty_logprobs((max_steps, B))
-    )
+    start = Carry(jnp.int32(0), pool, state, jnp.full((max_steps, B), -1, jnp.int32), empty_logprobs((max_steps, B)))
     end = lax.while_loop(more, one, start)
     return end.pool, end.state, StepResult(end.tokens, end.logprobs, None, None, None)
 
 
 def mixed(
     model: Decoder,
-    params: Params,
+    variables: Variables,
     pool: KVPool,
     state: SlotState,
     slot_params: SlotParams,
@@ -106,14 +110,12 @@ def mixed(
     decode_tokens, decode_rows = _decode_rows(state, decode, live)
     rows = (decode_rows, QueryRows(prefill.positions, prefill.groups))
     tokens_T = jnp.concatenate([decode_tokens, prefill.tokens.reshape(-1)])
-    hidden_TH, pool = model.apply({"params": params}, tokens_T, pool, rows)
+    hidden_TH, pool = model.apply(variables, tokens_T, pool, rows)
 
     prefill_hidden = hidden_TH[B:].reshape(N, Q, -1)
     at = prefill.sample_at
     last_hidden = jnp.take_along_axis(prefill_hidden, at[:, None, None], axis=1)[:, 0]
-    logits = model.apply(
-        {"params": params}, jnp.concatenate([hidden_TH[:B], last_hidden]), method=Decoder.unembed
-    )
+    logits = model.apply(variables, jnp.concatenate([hidden_TH[:B], last_hidden]), method=Decoder.unembed)
     trash = state.done.shape[0] - 1
     slots = jnp.concatenate([decode.slots, prefill.slots])
     last_position = jnp.take_along_axis(prefill.positions, at[:, None], axis=1)[:, 0]
@@ -123,7 +125,7 @@ def mixed(
 
     wanted = jnp.any(prefill.targets >= 0)
     prompt = lax.cond(
-        wanted, lambda: _score_prompt(model, params, prefill_hidden, prefill.targets), lambda: empty_logprobs((N, Q))
+        wanted, lambda: _score_prompt(model, variables, prefill_hidden, prefill.targets), lambda: empty_logprobs((N, Q))
     )
     first = jax.tree.map(lambda a: a[:B][None], (tokens, logprobs))
     rest = jax.tree.map(lambda a: a[B:], (tokens, logprobs))
@@ -135,9 +137,9 @@ def _decode_rows(state: SlotState, inp: DecodeInputs, live: jax.Array) -> tuple[
     return state.last_token[inp.slots], QueryRows(positions[:, None], inp.groups)
 
 
-def _decode_hidden(model, params, pool, state, inp: DecodeInputs, live) -> tuple[jax.Array, KVPool]:
+def _decode_hidden(model, variables, pool, state, inp: DecodeInputs, live) -> tuple[jax.Array, KVPool]:
     tokens, rows = _decode_rows(state, inp, live)
-    return model.apply({"params": params}, tokens, pool, (rows,))
+    return model.apply(variables, tokens, pool, (rows,))
 
 
 def _sample_and_advance(
@@ -167,7 +169,7 @@ def _sample_and_advance(
     return jnp.where(live, tokens, -1), logprobs, state
 
 
-def _score_prompt(model: Decoder, params: Params, hidden_NQH: jax.Array, targets_NQ: jax.Array) -> Logprobs:
+def _score_prompt(model: Decoder, variables: Variables, hidden_NQH: jax.Array, targets_NQ: jax.Array) -> Logprobs:
     """Logprobs of each position's next prompt token, a few rows of logits at a time."""
     N, Q, H = hidden_NQH.shape
     rows = min(SCORE_ROWS, N * Q)
@@ -177,7 +179,7 @@ def _score_prompt(model: Decoder, params: Params, hidden_NQH: jax.Array, targets
     targets = jnp.pad(targets_NQ.reshape(N * Q), (0, pad)).reshape(blocks, rows)
 
     def block(x):
-        logits = model.apply({"params": params}, x[0], method=Decoder.unembed)
+        logits = model.apply(variables, x[0], method=Decoder.unembed)
         return score(logits, jnp.maximum(x[1], 0))
 
     scores = lax.map(block, (hidden, targets))

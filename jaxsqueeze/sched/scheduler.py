@@ -50,8 +50,9 @@ class Scheduler:
     """``add``, then ``plan`` / ``commit`` in turns; several plans may be made before the first is committed.
 
     ``num_pages``: pages of each group's pool, the reserved page 0 included. ``max_step_tokens``: prefill tokens of a
-    step (decode rows come on top). ``deterministic``: a sequence's chunks start at multiples of one fixed size, so
-    they do not depend on its neighbours.
+    step (decode rows come on top); a chunk is charged in whole rows of ``row_tokens``, as the device computes it.
+    ``deterministic``: a sequence's chunks start at multiples of one fixed size, so they do not depend on its
+    neighbours, and its pages are promised to its last token, so it is never preempted.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Scheduler:
         decode_steps: int,
         eos_token_ids: tuple[int, ...],
         vocab_size: int,
+        row_tokens: int = 1,
         seed: int = 0,
         deterministic: bool = False,
     ) -> None:
@@ -88,6 +90,7 @@ class Scheduler:
         self._max_slots = max_slots
         self._max_model_len = max_model_len
         self._max_step_tokens = max_step_tokens
+        self._row_tokens = row_tokens
         self._decode_steps = decode_steps
         self._deterministic = deterministic
         self._eos_ids = frozenset(eos_token_ids)
@@ -149,6 +152,10 @@ class Scheduler:
         flight = self._flights.pop(plan.step_id)
         return [self._fail(seq, message) for seq, _ in flight.planned() if seq.finish_reason is None]
 
+    def fail_running(self, message: str) -> list[TokenEvent]:
+        """Ends every request that has a slot with an error; those who wait are untouched."""
+        return [self._fail(seq, message) for seq in list(self._running)]
+
     def has_work(self) -> bool:
         """Whether a request is unfinished or a plan is not committed."""
         return bool(self._seqs or self._flights)
@@ -167,7 +174,7 @@ class Scheduler:
                 continue
             if seq.prefilling:
                 chunks.append((seq, size))
-                budget -= size
+                budget -= self._charge(size)
             else:
                 rows.append((seq, size))
         admits = self._admit(budget, chunks)
@@ -212,8 +219,11 @@ class Scheduler:
         left = seq.to_prefill
         if self._deterministic:
             size = min(left, self._max_step_tokens // self._chunk_unit * self._chunk_unit)
-            return size if size <= budget else 0
-        return left if left <= budget else budget // self._chunk_unit * self._chunk_unit
+            return size if self._charge(size) <= budget else 0
+        return left if self._charge(left) <= budget else min(left, budget // self._chunk_unit * self._chunk_unit)
+
+    def _charge(self, size: int) -> int:
+        return -(-size // self._row_tokens) * self._row_tokens
 
     def _reserve(self, seq: Seq, tokens: int) -> bool:
         """Pages for the sequence's next tokens in all groups, preempting worse ones; False if it is the worst."""
@@ -276,16 +286,24 @@ class Scheduler:
             reserved = self._reserve(seq, size)
             assert reserved, "an admitted sequence found no pages"
             chunks.append((seq, size))
-            budget -= size
+            budget -= self._charge(size)
         return admits
 
     def _has_room(self, seq: Seq) -> bool:
         """Pages for all its known tokens, with those the others still need for theirs, and one to grow for each."""
-        prefilling = [other for other in self._running if other.prefilling]
+        if self._deterministic:
+            ends, growth = [(other, other.max_len) for other in self._running], 0
+            last = seq.max_len
+        else:
+            ends, growth = (
+                [(other, other.num_prefill) for other in self._running if other.prefilling],
+                len(self._running),
+            )
+            last = seq.num_known
         needs = []
         for table in self._tables:
-            promised = sum(max(0, table.peak(other.num_prefill) - table.held(other.slot)) for other in prefilling)
-            needs.append(table.peak(seq.num_known) + promised + len(self._running))
+            promised = sum(max(0, table.peak(end) - table.held(other.slot)) for other, end in ends)
+            needs.append(table.peak(last) + promised + growth)
         return pages_fit(self._tables, needs)
 
     def _take_off(

@@ -1,0 +1,44 @@
+"""The few static shapes that steps come in. Everything here is compiled before the engine is ready.
+
+Decode rows: powers of two up to ``max_slots``. Prefill: N rows of ``PREFILL_ROW`` tokens, a few N. Context lengths need
+no buckets: attention loops over as many page blocks as the longest row has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxsqueeze.config import PREFILL_ROW, EngineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """Sizes in ascending order; ``pick`` takes the smallest that fits."""
+
+    decode: tuple[int, ...]  # rows of decode_n
+    mixed_decode: tuple[int, ...]  # decode rows beside prefill
+    prefill: tuple[int, ...]  # prefill rows of PREFILL_ROW tokens
+
+    @staticmethod
+    def pick(sizes: tuple[int, ...], need: int) -> int:
+        return next(size for size in sizes if size >= need)
+
+
+def make_buckets(config: EngineConfig, min_rows: int) -> Buckets:
+    """``min_rows``: below it the platform's matmuls get no faster (see ``min_decode_rows``)."""
+    top = config.max_slots
+    rows = config.max_step_tokens // PREFILL_ROW
+    if config.deterministic:
+        return Buckets((max(top, min_rows),), (min_rows,), (rows,))
+    sizes = [min_rows]
+    while sizes[-1] < top:
+        sizes.append(min(2 * sizes[-1], top))
+    ends = (sizes[0], sizes[-1]) if len(sizes) > 1 else (sizes[0],)
+    small = max(1, rows // 4)
+    return Buckets(tuple(sizes), ends, (small, rows) if small < rows else (rows,))
+
+
+def min_decode_rows(platform: str, dtype: str) -> int:
+    """XLA:CPU multiplies one or two bf16 rows no faster than four: the one-row case takes a path without vector
+    instructions, 10x slower, and two rows run on one thread (measured on AVX2 and AVX-512 machines, jaxlib 0.10)."""
+    return 4 if platform == "cpu" and dtype == "bfloat16" else 1
