@@ -125,7 +125,7 @@ def _gemma3(f: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": scalar if config["num_hidden_layers"] == 62 else config["head_dim"],
         "sliding_window": f.need("attention.sliding_window"),
-        "sliding_window_pattern": 6,
+        "sliding_window_pattern": f.get("attention.sliding_window_pattern", 6),
         "rope_theta": f.get("rope.freq_base", 1_000_000.0),
         "rope_local_base_freq": f.get("rope.freq_base_swa", 10_000.0),
         "final_logit_softcapping": f.get("final_logit_softcapping"),
@@ -153,7 +153,13 @@ def _rope_scaling(path: object, f: _Fields, tables: Mapping[str, np.ndarray], he
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        betas = {f"beta_{end}": f.get(f"rope.scaling.yarn_beta_{end}") for end in ("fast", "slow")}
+        yarn |= {key: value for key, value in betas.items() if value is not None}
+        if attn_factor := f.get("rope.scaling.yarn_attn_factor"):
+            # llama.cpp multiplies it with the paper's own scale, Hugging Face's field replaces that.
+            yarn["attention_factor"] = attn_factor * (0.1 * np.log(factor) + 1.0)
+        return yarn
     raise SourceError(f"{path}: unsupported rope type {kind!r}; supported: none, linear, yarn, longrope, llama3")
 
 

@@ -102,6 +102,8 @@ class GGUFFile:
             dims = [self._number("<Q") for _ in range(self._number("<I"))]
             infos.append((name, tuple(reversed(dims)), self._number("<I"), self._number("<Q")))
         alignment = int(self.metadata.get("general.alignment", 32))
+        if alignment < 1:
+            raise SourceError(f"{self.path}: alignment {alignment} is damaged; download this file again")
         data_start = -(-self._at // alignment) * alignment
         self.tensors = {name: self._place(name, shape, kind, data_start + at) for name, shape, kind, at in infos}
 

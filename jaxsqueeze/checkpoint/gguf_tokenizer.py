@@ -28,12 +28,14 @@ def tokenizer_files(path: object, metadata: Mapping[str, Any]) -> dict[str, byte
     model = metadata.get("tokenizer.ggml.model")
     if "tokenizer.ggml.tokens" not in metadata:
         raise SourceError(f"{path}: has no tokenizer; use a GGUF file that carries one")
-    if model == "gpt2":
-        tokenizer, adds_bos = _byte_level(path, metadata)
-    elif model == "llama":
-        tokenizer, adds_bos = _sentence_piece(metadata)
-    else:
+    if model not in ("gpt2", "llama"):
         raise SourceError(f"{path}: tokenizer model {model!r} is not supported; supported: gpt2, llama")
+    try:
+        tokenizer, adds_bos = _byte_level(path, metadata) if model == "gpt2" else _sentence_piece(metadata)
+    except SourceError:
+        raise
+    except Exception as error:  # the tokenizers package raises nothing narrower
+        raise SourceError(f"{path}: its tokenizer is damaged ({error!r}); download this file again") from error
     adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
     adds_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     _set_post_processor(tokenizer, metadata, model, adds_bos, adds_eos)

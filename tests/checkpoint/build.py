@@ -214,8 +214,18 @@ TINY_TOKENIZER = {
 }
 
 
-def gguf_twin(folder: Path, path: Path, architecture: str, extra: dict[str, Any]) -> Path:
-    """The GGUF file that holds the same model as a Hugging Face folder, in F32."""
+def gguf_twin(
+    folder: Path,
+    path: Path,
+    architecture: str,
+    extra: dict[str, Any],
+    *,
+    more: dict[str, np.ndarray] | None = None,
+    drop: set[str] | None = None,
+    replace: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """The GGUF file that holds the same model as a Hugging Face folder, in F32. ``more``: further GGUF tensors;
+    ``drop`` and ``replace``: by Hugging Face name."""
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
@@ -236,10 +246,11 @@ def gguf_twin(folder: Path, path: Path, architecture: str, extra: dict[str, Any]
     metadata.setdefault(".attention.value_length", dim)
     tensors = {
         gguf_name(n, architecture): gguf_values(n, v, architecture, config)
-        for n, v in read_tensors(folder).items()
+        for n, v in {**read_tensors(folder), **(replace or {})}.items()
+        if n not in (drop or ())
         if not (n == "lm_head.weight" and config.get("tie_word_embeddings"))
     }
-    return write_gguf(path, architecture, metadata, tensors)
+    return write_gguf(path, architecture, metadata, {**tensors, **(more or {})})
 
 
 def write_random(folder: Path, config: dict[str, Any], shard_bytes: int) -> tuple[int, int]:
