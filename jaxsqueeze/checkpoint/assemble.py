@@ -51,6 +51,10 @@ def prepare(source: TensorSource) -> Job:
         config = config_from_hf(source.hf_config)
     except ValueError as error:
         raise SourceError(f"{source.path}: {error}") from error
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        raise SourceError(
+            f"{source.path}: its config has a value of a wrong kind ({error}); download it again"
+        ) from error
     tokenizer_files = source.tokenizer_files()
     config = dataclasses.replace(config, eos_token_ids=_eos_ids(config, source, tokenizer_files))
     plan = tensor_plan(config)

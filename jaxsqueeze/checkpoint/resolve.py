@@ -34,7 +34,7 @@ def resolve(source: str, report: Report = quiet) -> Resolved:
     if source == DEMO:
         return Resolved(demo.NAME, lambda: GGUFSource(demo.fetch(report)), demo.SHA256)
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         if is_converted(path):
             raise SourceError(f"{path}: converted already; serve it as it is")
         return Resolved(path.resolve().name, lambda: HFFolder(path))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from jaxsqueeze.checkpoint.manifest import Manifest, read_manifest
 from jaxsqueeze.checkpoint.source import DTYPES, SourceError
 
 
@@ -18,13 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Converts; 0, or 2 for input that cannot be converted (one sentence on stderr, nothing written)."""
+def _on_cpu() -> Callable[..., Manifest]:
+    """``convert``, imported after the source was found: bad input is answered without starting jax."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # converting needs no accelerator, and must not take its memory
     from jaxsqueeze.checkpoint.convert import convert
-    from jaxsqueeze.checkpoint.manifest import read_manifest
+
+    return convert
+
+
+def run(args: argparse.Namespace) -> int:
+    """Converts; 0, or 2 for input that cannot be converted (one sentence on stderr, nothing written)."""
     from jaxsqueeze.checkpoint.progress import progress_bars
     from jaxsqueeze.checkpoint.resolve import resolve
 
@@ -33,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
             resolved = resolve(args.source, report)
             out = args.out or Path("checkpoints") / resolved.name
             source = resolved.open()
+            convert = _on_cpu()
             convert(source, out, name=args.source, dtype=args.dtype, force=args.force, report=report)
     except SourceError as error:
         print(f"error: {error}", file=sys.stderr)
