@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import sys
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,6 @@ def _config(config: type, args: argparse.Namespace) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    import sys
-
     try:
         engine_config, server_config = _config(EngineConfig, args), _config(ServerConfig, args)
     except ValueError as error:
@@ -82,7 +81,13 @@ def model_names(source: str) -> tuple[str, ...]:
 
 def build_engine(config: EngineConfig) -> EngineLike:
     """Loads (and converts, the first time) the model, and compiles every step. Raises ValueError for bad input."""
-    raise NotImplementedError
+    from jaxsqueeze.checkpoint.progress import progress_bars
+    from jaxsqueeze.engine import Engine
+
+    with progress_bars() as report:
+        engine = Engine(config, report)
+        engine.warm_up(lambda done, total: report("compiling", done, total))
+    return engine
 
 
 def announce(engine: Any, url: str, name: str, key_needed: bool) -> None:

@@ -64,10 +64,12 @@ class _Answer:
         count = self._generation.num_choices
         texts: list[list[str]] = [[] for _ in range(count)]
         entries: list[list[dict[str, Any]]] = [[] for _ in range(count)]
+        ids: list[list[int]] = [[] for _ in range(count)]
         last: list[Update | None] = [None] * count
         scored: TokenEvent | None = None
         async for update in self._generation.updates():
             texts[update.index].append(update.delta.text)
+            ids[update.index] += update.delta.token_ids
             if self._fields.logprobs:
                 entries[update.index] += self._entries(update)
             if update.event.prompt_logprobs is not None:
@@ -80,11 +82,14 @@ class _Answer:
                 "logprobs": {"content": entries[index]} if self._fields.logprobs else None,
                 "finish_reason": update.delta.finish_reason,
                 "stop_reason": update.delta.stop_reason,
+                **({"token_ids": ids[index]} if self._fields.return_token_ids else {}),
             }
             for index, update in enumerate(last)
             if update is not None
         ]
         body = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._generation.usage()}
+        if self._fields.return_token_ids:
+            body["prompt_token_ids"] = list(self._generation.prompts[0].ids)
         if scored is not None:
             body["prompt_logprobs"] = logprobs.prompt_entries(self._tokenizer, scored.prompt_logprobs or ())
         return body
@@ -97,7 +102,8 @@ class _Answer:
                     begun.add(update.index)
                     yield self._chunk(update.index, {"role": "assistant", "content": ""})
                 delta = update.delta
-                if delta.text or delta.finish_reason or (self._fields.logprobs and delta.token_ids):
+                wanted = self._fields.logprobs or self._fields.return_token_ids
+                if delta.text or delta.finish_reason or (wanted and delta.token_ids):
                     yield self._chunk(update.index, {"content": delta.text} if delta.text else {}, update)
             if self._fields.wants_usage("include_usage"):
                 yield self._event([], self._generation.usage())
@@ -110,6 +116,8 @@ class _Answer:
         if update is not None:
             if self._fields.logprobs:
                 choice["logprobs"] = {"content": self._entries(update)}
+            if self._fields.return_token_ids:
+                choice["token_ids"] = list(update.delta.token_ids)
             if update.delta.finish_reason:
                 choice["finish_reason"] = update.delta.finish_reason
                 choice["stop_reason"] = update.delta.stop_reason

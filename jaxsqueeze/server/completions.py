@@ -86,7 +86,7 @@ class _Answer:
         self._head = {"id": f"cmpl-{generation.id}", "object": "text_completion", "created": created, "model": model}
 
     async def whole(self) -> dict[str, Any]:
-        choices = [_choice(i) for i in range(self._generation.num_choices)]
+        choices = [self._choice(i) for i in range(self._generation.num_choices)]
         async for update in self._generation.updates():
             choice = choices[update.index]
             text, entries = self._choices[update.index].take(update)
@@ -99,16 +99,17 @@ class _Answer:
             if self._fields.prompt_logprobs is not None and update.event.prompt_logprobs is not None:
                 tokenizer = self._generation.service.tokenizer
                 choice["prompt_logprobs"] = logprobs.prompt_entries(tokenizer, update.event.prompt_logprobs)
-            _finish(choice, update)
+            self._note(choice, update)
         return {**self._head, "choices": choices, "usage": self._generation.usage()}
 
     async def chunks(self) -> AsyncIterator[bytes]:
         try:
             async for update in self._generation.updates():
                 text, entries = self._choices[update.index].take(update)
-                if text or update.delta.finish_reason or (entries and entries["tokens"]):
-                    choice = _choice(update.index, text, entries)
-                    _finish(choice, update)
+                wanted = entries is not None or self._fields.return_token_ids
+                if text or update.delta.finish_reason or (wanted and update.delta.token_ids):
+                    choice = self._choice(update.index, text, entries)
+                    self._note(choice, update)
                     usage = self._generation.usage() if self._fields.wants_usage("continuous_usage_stats") else None
                     yield self._event([choice], usage)
             if self._fields.wants_usage("include_usage"):
@@ -123,11 +124,15 @@ class _Answer:
             body["usage"] = usage
         return sse(body)
 
+    def _choice(self, index: int, text: str = "", entries: dict[str, Any] | None = None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": entries, "finish_reason": None, "stop_reason": None}
+        if self._fields.return_token_ids:
+            prompt = self._generation.prompts[index // self._generation.sampling.n]
+            choice |= {"token_ids": [], "prompt_token_ids": list(prompt.ids)}
+        return choice
 
-def _choice(index: int, text: str = "", entries: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": entries, "finish_reason": None, "stop_reason": None}
-
-
-def _finish(choice: dict[str, Any], update: Update) -> None:
-    if update.delta.finish_reason:
-        choice["finish_reason"], choice["stop_reason"] = update.delta.finish_reason, update.delta.stop_reason
+    def _note(self, choice: dict[str, Any], update: Update) -> None:
+        if self._fields.return_token_ids:
+            choice["token_ids"] += update.delta.token_ids
+        if update.delta.finish_reason:
+            choice["finish_reason"], choice["stop_reason"] = update.delta.finish_reason, update.delta.stop_reason

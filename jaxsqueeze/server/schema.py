@@ -68,6 +68,7 @@ class Generate(Body):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     priority: Priority = 0
+    return_token_ids: bool = False  # adds token_ids (and prompt_token_ids) to each choice
     response_format: dict[str, Any] | None = None
 
     @pydantic.model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+import time
 
 import httpx
 import openai
@@ -71,8 +72,9 @@ def run_server(engine, config: ServerConfig | None = None, build=None) -> Runnin
     return Running(url, engine, service, server, thread, httpx.Client(base_url=url, timeout=20))
 
 
-def wait_ready(running: Running) -> Running:
-    for _ in range(400):
+def wait_ready(running: Running, seconds: float = 5.0) -> Running:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and running.thread.is_alive():
         try:
             if running.http.get("/health").status_code == 200:
                 return running

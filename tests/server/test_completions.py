@@ -76,6 +76,28 @@ class TestPrompts:
         assert sentencepiece.bos_token_id not in engine.seen[2].prompt_ids
 
 
+class TestTokenIds:
+    def test_whole_and_streamed(self, server):
+        script(server, "p", "aé", "b")
+        tokenizer = server.engine.tokenizer
+        want = [*ids_of(tokenizer, "aéb"), tokenizer.eos_token_id]
+        (choice,) = server.complete("p", return_token_ids=True)["choices"]
+        assert choice["token_ids"] == want
+        assert choice["prompt_token_ids"] == tokenizer.encode("p")
+        events = stream(server, prompt="p", return_token_ids=True)
+        assert [i for e in events for c in e["choices"] for i in c["token_ids"]] == want
+        assert "token_ids" not in server.complete("p")["choices"][0]
+
+    def test_chat(self, server):
+        body = {"messages": [{"role": "user", "content": "a"}], "return_token_ids": True, "max_tokens": 5}
+        whole = server.post("/v1/chat/completions", **body).json()
+        assert whole["prompt_token_ids"] == list(server.engine.seen[-1].prompt_ids)
+        events = stream(server, "/v1/chat/completions", **body)
+        streamed = [i for e in events for c in e["choices"] for i in c.get("token_ids", [])]
+        assert streamed == whole["choices"][0]["token_ids"]
+        assert len(streamed) == 5
+
+
 class TestSamplingReachesTheEngine:
     def test_every_parameter(self, server):
         given = {
