@@ -292,14 +292,10 @@ class Scheduler:
     def _has_room(self, seq: Seq) -> bool:
         """Pages for all its known tokens, with those the others still need for theirs, and one to grow for each."""
         if self._deterministic:
-            ends, growth = [(other, other.max_len) for other in self._running], 0
-            last = seq.max_len
+            others, growth, last = self._running, 0, seq.most_written
         else:
-            ends, growth = (
-                [(other, other.num_prefill) for other in self._running if other.prefilling],
-                len(self._running),
-            )
-            last = seq.num_known
+            others, growth, last = [r for r in self._running if r.prefilling], len(self._running), seq.num_known
+        ends = [(r, r.most_written if self._deterministic else r.num_prefill) for r in others]
         needs = []
         for table in self._tables:
             promised = sum(max(0, table.peak(end) - table.held(other.slot)) for other, end in ends)

@@ -53,6 +53,11 @@ class Seq:
             self.prompt_scores = [None] * len(self.prompt_ids)
 
     @property
+    def most_written(self) -> int:
+        """Tokens in the pool at its end: the last sampled one is never written."""
+        return max(len(self.prompt_ids), self.max_len - 1)
+
+    @property
     def num_known(self) -> int:
         """Tokens the host has seen, all of which a (re-)admission has to prefill."""
         return len(self.prompt_ids) + len(self.output_ids)

@@ -189,6 +189,7 @@ def test_dense_traffic_through_a_pool_that_is_too_small(seed):
     harness.check_idle()
     assert len(requests) > 20
     if groups[0].window is None:
-        assert harness.scheduler.stats().preemptions > 0
+        # Deterministic mode promises each request its pages at the door, so nothing is ever computed twice.
+        assert (harness.scheduler.stats().preemptions == 0) == bool(seed % 2)
     for request, max_len in requests:
         check_result(harness, request, max_len, aborted=request.id in aborted)
