@@ -31,7 +31,7 @@ _CURE = "check the network and pip's settings, or give serve and convert another
 def cache_folder() -> Path:
     """Where fetched and converted models go; JAXSQUEEZE_CACHE overrides the user's own cache folder."""
     override = os.environ.get("JAXSQUEEZE_CACHE")
-    return Path(override) if override else platformdirs.user_cache_path("jaxsqueeze")
+    return Path(override).expanduser() if override else platformdirs.user_cache_path("jaxsqueeze")
 
 
 def fetch(report: Report = quiet) -> Path:

@@ -55,12 +55,23 @@ BPE_STYLES: dict[str, BpeStyle] = {
     "llama3": _LLAMA3_STYLE,
     "llama-v3": _LLAMA3_STYLE,
     "llama-bpe": _LLAMA3_STYLE,
-    "smaug-bpe": _LLAMA3_STYLE,
+    "falcon3": _LLAMA3_STYLE,
+    "smaug-bpe": BpeStyle(_LLAMA3),
+    "dbrx": BpeStyle(_LLAMA3),
     "qwen2": _QWEN2_STYLE,
     "deepseek-r1-qwen": _QWEN2_STYLE,
     "gpt-2": _GPT2_STYLE,
     "phi-2": _GPT2_STYLE,
     "tekken": BpeStyle(_TEKKEN, ignore_merges=True, adds_bos=True),
     "gpt-4o": BpeStyle(_GPT4O),
-    "default": _GPT2_STYLE,
 }
+KNOWN = ", ".join(BPE_STYLES)
+_LLAMA3_WORDS = 128_256
+
+
+def bpe_style(pre: str, architecture: str, words: int) -> BpeStyle | None:
+    """The style called ``pre``; None if it is not known. Files from before the name was stored say "default": the
+    architecture and the vocabulary's size then tell."""
+    if pre == "default":
+        pre = "qwen2" if architecture in ("qwen2", "qwen3") else "llama-bpe" if words == _LLAMA3_WORDS else "gpt-2"
+    return BPE_STYLES.get(pre)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
-from jaxsqueeze.checkpoint.gguf_pretokenizers import BPE_STYLES, BpeStyle
+from jaxsqueeze.checkpoint.gguf_pretokenizers import KNOWN, bpe_style
 from jaxsqueeze.checkpoint.source import SourceError
 
 # Values of tokenizer.ggml.token_type.
@@ -61,10 +61,10 @@ def end_ids(metadata: Mapping[str, Any]) -> list[int]:
 
 def _byte_level(path: object, metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     pre = metadata.get("tokenizer.ggml.pre", "default")
-    style: BpeStyle | None = BPE_STYLES.get(pre)
-    if style is None:
-        raise SourceError(f"{path}: tokenizer pre-split {pre!r} is not known; known: {', '.join(BPE_STYLES)}")
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    style = bpe_style(pre, metadata.get("general.architecture", ""), len(vocab))
+    if style is None:
+        raise SourceError(f"{path}: tokenizer pre-split {pre!r} is not known; known: {KNOWN}")
     # A merge is "left right"; byte-level pieces hold no spaces, so the space after the first character divides them.
     merges = [tuple(m.split(" ", 1)) for m in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=style.ignore_merges))

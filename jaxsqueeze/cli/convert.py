@@ -50,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
             f"error: {error.filename or args.source}: {error.strerror}; check the path and its rights", file=sys.stderr
         )
         return 2
+    except KeyboardInterrupt:
+        print("interrupted, nothing written", file=sys.stderr)
+        return 130
     if "tokenizer.json" not in read_manifest(out).files:
         print(f"note: {args.source} has no tokenizer.json, so the result cannot serve text", file=sys.stderr)
     print(out)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from jaxsqueeze.checkpoint.gguf_pretokenizers import BPE_STYLES
+from jaxsqueeze.checkpoint.gguf_pretokenizers import BPE_STYLES, bpe_style
 from jaxsqueeze.checkpoint.gguf_tokenizer import tokenizer_files
 from jaxsqueeze.checkpoint.source import SourceError
 
@@ -53,6 +53,14 @@ def test_how_text_is_divided(style: str, text: str, expected: list[str]) -> None
 def test_unknown_split_is_refused_not_guessed() -> None:
     with pytest.raises(SourceError, match=r"x\.gguf: tokenizer pre-split 'novel' is not known; known: .*qwen2"):
         build({**BYTE_LEVEL, "tokenizer.ggml.pre": "novel"})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words", "meant"),
+    [("qwen2", 10, "qwen2"), ("qwen3", 10, "qwen2"), ("llama", 128_256, "llama-bpe"), ("llama", 10, "gpt-2")],
+)
+def test_files_from_before_the_name_was_stored(architecture: str, words: int, meant: str) -> None:
+    assert bpe_style("default", architecture, words) == BPE_STYLES[meant]
 
 
 BYTE_LEVEL: dict[str, Any] = {
