@@ -5,6 +5,7 @@ Outputs always have their full length (EOS ignored) and are greedy, so every rep
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -12,8 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxsqueeze.bench.phases import Emission, phases
+from jaxsqueeze.checkpoint.manifest import is_converted, read_manifest
+from jaxsqueeze.checkpoint.progress import progress_bars
+from jaxsqueeze.checkpoint.resolve import resolve
 from jaxsqueeze.config import EngineConfig
+from jaxsqueeze.engine import Engine
 from jaxsqueeze.types import Request, SamplingParams, TokenEvent
 
 
@@ -23,17 +30,12 @@ class EngineSubject:
     def __init__(self) -> None:
         self._ids = itertools.count()
 
-    def open(self, model: str, dtype: str, max_slots: int, max_model_len: int | None, page_size: int) -> dict[str, Any]:
-        """Builds the engine and compiles everything; ``warm_up_s`` covers both."""
-        from jaxsqueeze.engine import Engine
-
+    def open(self, **config: Any) -> dict[str, Any]:
+        """Builds the engine (fields of ``EngineConfig``) and compiles everything; ``warm_up_s`` covers both."""
         begin = time.perf_counter()
-        self._engine = engine = Engine(
-            EngineConfig(
-                model=model, dtype=dtype, max_slots=max_slots, max_model_len=max_model_len, page_size=page_size
-            )
-        )
-        engine.warm_up()
+        with progress_bars() as report:
+            self._engine = engine = Engine(EngineConfig(**config), report)
+            engine.warm_up(lambda done, total: report("compiling", done, total))
         return {
             "name": "jaxsqueeze",
             "dtype": engine.config.dtype,
@@ -45,9 +47,6 @@ class EngineSubject:
 
     def peer_source(self, model: str) -> str:
         """Where another program finds the weights that ``model`` names. Raises ValueError with a cure."""
-        from jaxsqueeze.checkpoint.manifest import is_converted, read_manifest
-        from jaxsqueeze.checkpoint.resolve import resolve
-
         folder = Path(model).expanduser()
         origin = read_manifest(folder).source if is_converted(folder) else model
         try:
@@ -62,13 +61,13 @@ class EngineSubject:
         requests = [self._request(ids, output_tokens) for ids in prompts]
         rows = {request.id: row for row, request in enumerate(requests)}
         emissions: list[Emission] = []
-        with _HostShare(self._engine) as host:
-            begin = time.perf_counter()
-            for event in self._run(requests):
-                time_s = time.perf_counter() - begin
-                ended = event.finish_reason is not None
-                emissions.append(Emission(time_s, rows[event.request_id], len(event.token_ids), ended))
-        return {**phases(emissions, len(prompts), len(prompts[0])), "host_share": host.share}
+        host = _Host(self._engine)
+        begin = time.perf_counter()
+        for event in self._run(requests):
+            time_s = time.perf_counter() - begin
+            ended = event.finish_reason is not None
+            emissions.append(Emission(time_s, rows[event.request_id], len(event.token_ids), ended))
+        return {**phases(emissions, len(prompts), len(prompts[0])), **host.shares()}
 
     def replay(self, requests: list[tuple[list[int], int]], group: int | None, watch: bool) -> dict[str, Any]:
         """All requests queued at once; with ``group`` that many at a time, the next when all of them have ended.
@@ -77,46 +76,42 @@ class EngineSubject:
         """
         made = [self._request(ids, output) for ids, output in requests]
         size = group or len(made)
-        self._steps, self._waste = 0, [] if watch else None
+        waste: list[float] = []
         output = 0
-        with _HostShare(self._engine) as host:
-            begin = time.perf_counter()
-            for first in range(0, len(made), size):
-                for event in self._run(made[first : first + size]):
-                    output += len(event.token_ids)
-            seconds = time.perf_counter() - begin
+        host = _Host(self._engine)
+        begin = time.perf_counter()
+        for first in range(0, len(made), size):
+            for event in self._run(made[first : first + size], waste if watch else None):
+                output += len(event.token_ids)
+        seconds = time.perf_counter() - begin
         wanted = sum(n for _, n in requests)
         if output != wanted:
             raise RuntimeError(f"the engine delivered {output} tokens of {wanted}")
         prompt = sum(len(ids) for ids, _ in requests)
-        waste = None if not self._waste else sum(self._waste) / len(self._waste)
         return {
             "seconds": seconds,
-            "steps": self._steps,
+            "steps": host.steps,
             "output_tokens_per_s": output / seconds,
             "total_tokens_per_s": (prompt + output) / seconds,
-            "host_share": host.share,
-            "page_tail_waste": waste,
+            **host.shares(),
+            **({"page_tail_waste": sum(waste) / len(waste)} if watch else {}),
         }
 
     def start_profile(self, directory: str) -> None:
         """Everything until ``stop_profile`` goes into a trace under ``directory``."""
-        import jax
-
         jax.profiler.start_trace(directory, create_perfetto_trace=True)
 
     def stop_profile(self) -> None:
         """Writes the trace."""
-        import jax
-
         jax.profiler.stop_trace()
 
     def _request(self, prompt: Sequence[int], output_tokens: int) -> Request:
         sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
         return Request(f"bench-{next(self._ids)}", tuple(prompt), sampling, arrival=time.monotonic())
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
-        """Adds the requests and steps until the engine is idle. Raises RuntimeError if one of them fails."""
+    def _run(self, requests: Sequence[Request], waste: list[float] | None = None) -> Iterator[TokenEvent]:
+        """Adds the requests and steps until the engine is idle; notes the page-tail waste after each step that leaves
+        something in the pool. Raises RuntimeError if a request fails."""
         for request in requests:
             self._engine.add(request)
         while self._engine.has_work():
@@ -124,24 +119,29 @@ class EngineSubject:
                 if event.error:
                     raise RuntimeError(f"request {event.request_id} failed: {event.error}")
                 yield event
-            self._steps += 1
-            if self._waste is not None and any((stats := self._engine.stats()).live_tokens):
-                self._waste.append(stats.page_tail_waste)
-
-    _steps = 0
-    _waste: list[float] | None = None
+            if waste is not None and any((stats := self._engine.stats()).live_tokens):
+                waste.append(stats.page_tail_waste)
 
 
-class _HostShare:
-    """The share of step time in which the device waited for the host; None where the engine does not tell."""
+class _Host:
+    """What the engine's own clock says about a stretch of steps, as shares of the time spent in them.
 
-    share: float | None = None
+    ``exposed``: the host worked and the device had nothing to do. ``busy``: the host worked at all; most of that hides
+    behind a running step.
+    """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._begin = dataclasses.replace(engine.timings)
 
-    def __enter__(self) -> _HostShare:
-        return self
+    def shares(self) -> dict[str, float]:
+        now, begin = self._engine.timings, self._begin
+        total = now.total - begin.total
+        return {
+            "host_exposed_share": (now.exposed - begin.exposed) / total,
+            "host_busy_share": (now.host - begin.host) / total,
+        }
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    @property
+    def steps(self) -> int:
+        return self._engine.timings.steps - self._begin.steps

@@ -27,6 +27,8 @@ RATES = (
     ("output, whole run", "output_tokens_per_s"),
 )
 
+HOST_SHARES = (("host works, device idle", "host_exposed_share"), ("host works at all", "host_busy_share"))
+
 
 def run(args: argparse.Namespace, command: list[str]) -> int:
     """Measures and reports; 0. Raises ValueError for bad input."""
@@ -43,6 +45,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
                 max_slots=max(args.concurrency),
                 max_model_len=args.max_model_len,
                 page_size=args.page_size,
+                kv_bytes=args.kv_bytes,
             )
         }
         if args.peer:
@@ -56,13 +59,19 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         if args.trace:
             engine.call("stop_profile")
 
-    console = Console()
-    console.print(f"{model}, prompts of {prompt_tokens} tokens, outputs of {output_tokens}", highlight=False)
+    console = report.console()
+    console.print(
+        f"{model}, prompts of {prompt_tokens} tokens, outputs of {output_tokens}", markup=False, soft_wrap=True
+    )
     for name, facts in about.items():
-        console.print(f"{name}: {facts['name']}, {facts['dtype']}, {facts['threads']} threads", highlight=False)
+        console.print(
+            f"{name}: {facts['name']}, {facts['dtype']}, {facts['threads']} threads", markup=False, soft_wrap=True
+        )
     console.print(comparison(figures))
     if args.trace:
-        console.print(f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev", highlight=False)
+        console.print(
+            f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev", markup=False, soft_wrap=True
+        )
     on = machine.describe(command)
     report.print_machine(console, on)
     if args.json:
@@ -122,14 +131,12 @@ def comparison(figures: list[dict[str, Any]]) -> Table:
                 for peer in peers
             ]
             table.add_row(str(entry["rows"]) if label == RATES[0][0] else "", label, *cells, *ratios)
-        share = entry["median"]["engine"].get("host_share")
-        if share is not None:
-            blank = [""] * (len(names) - 1 + len(peers))
-            table.add_row("", "host work between steps", f"{share:.1%} of step time", *blank)
+        for label, key in HOST_SHARES:
+            table.add_row("", label, f"{entry['median']['engine'][key]:.1%} of step time")
         table.add_section()
     return table
 
 
 def _spread(values: list[float | None], median: float | None) -> str:
     numbers = np.array([v for v in values if v is not None])
-    return "-" if median is None else f"{median:.1f}  ({numbers.min():.1f} .. {numbers.max():.1f})"
+    return "-" if median is None else f"{median:.1f} ({numbers.min():.1f}..{numbers.max():.1f})"

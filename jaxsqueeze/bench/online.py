@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         import jaxsqueeze.bench.client as client
     except ImportError as error:
         raise ValueError('--url needs httpx: pip install "jaxsqueeze[bench]"') from error
-    console = Console()
+    console = report.console()
     api_key = args.api_key or os.environ.get("OPENAI_API_KEY")
     model, longest = args.model, args.max_model_len
     if model is None:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
             )
         summary = report.summarise(outcomes[title], slo_ttft=args.slo_ttft, slo_itl=args.slo_itl)
         summaries[title] = {"workload": workload.description, "prompts": form, "in_flight": in_flight, **summary}
-        console.print(f"{workload.description}; prompts as {form}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{workload.description}; prompts as {form}", markup=False, soft_wrap=True)
         report.print_run(console, f"{model} at {target.root}, {title}", summary)
 
     about = machine.describe(command)

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
             max_slots=args.slots,
             max_model_len=args.max_model_len,
             page_size=args.page_size,
+            kv_bytes=args.kv_bytes,
         )
         workload = load_trace(
             args.trace_file,
@@ -66,16 +67,19 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     ratio = None
     if args.static_batching:
         ratio = figures["continuous"]["output_tokens_per_s"] / figures["static"]["output_tokens_per_s"]
-    console = Console()
-    console.print(f"{model}, {workload.description}, all queued at once, {args.slots} slots", highlight=False)
+    console = report.console()
+    console.print(
+        f"{model}, {workload.description}, all queued at once, {args.slots} slots", markup=False, soft_wrap=True
+    )
     console.print(_table(figures))
     if ratio is not None:
-        console.print(f"continuous / static throughput: {ratio:.2f}x", highlight=False)
-    if waste is not None:
-        over = f"mean over {watched['steps']} steps, pages of {args.page_size} tokens"
-        console.print(f"page-tail waste: {waste:.2%} of live KV, {over}", highlight=False)
+        console.print(f"continuous / static throughput: {ratio:.2f}x", markup=False, soft_wrap=True)
+    over = f"mean over {watched['steps']} steps, pages of {args.page_size} tokens"
+    console.print(f"page-tail waste: {waste:.2%} of live KV, {over}", markup=False, soft_wrap=True)
     if args.trace:
-        console.print(f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev", highlight=False)
+        console.print(
+            f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev", markup=False, soft_wrap=True
+        )
     on = machine.describe(command)
     report.print_machine(console, on)
     if args.json:
@@ -94,15 +98,17 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
 
 
 def _table(figures: dict[str, dict[str, Any]]) -> Table:
-    table = Table("batching", "seconds", "output tokens/s", "all tokens/s", "steps", "host work between steps")
+    table = Table(
+        "batching", "seconds", "output tokens/s", "all tokens/s", "steps", "host, device idle", "host, at all"
+    )
     for name, row in figures.items():
-        share = row["host_share"]
         table.add_row(
             name,
             f"{row['seconds']:.2f}",
             f"{row['output_tokens_per_s']:.1f}",
             f"{row['total_tokens_per_s']:.1f}",
             f"{row['steps']:.0f}",
-            "-" if share is None else f"{share:.1%} of step time",
+            f"{row['host_exposed_share']:.1%} of step time",
+            f"{row['host_busy_share']:.1%} of step time",
         )
     return table

@@ -25,6 +25,12 @@ from jaxsqueeze.bench.outcome import Outcome
 PERCENTILES = (50, 95, 99)
 
 
+def console() -> Console:
+    """Standard output; wide enough for every table where it is a file or a pipe."""
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=120)
+
+
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     """Mean and linear-interpolation percentiles; None where there is nothing to measure."""
     if not len(values):
@@ -116,7 +122,7 @@ def print_run(console: Console, title: str, summary: dict[str, Any]) -> None:
     if summary["without_usage"]:
         lines.append(f"{summary['without_usage']} answers had no usage: their chunks were counted as tokens")
     lines += [f"{count} failed: {error}" for error, count in summary["errors"].items()]
-    console.print(title, markup=False, highlight=False, soft_wrap=True, style="bold")
+    console.print(title, markup=False, soft_wrap=True, style="bold")
     table = Table()
     for name in ("ms", "mean", *(f"p{p}" for p in PERCENTILES)):
         table.add_column(name, justify="left" if name == "ms" else "right")
@@ -126,7 +132,7 @@ def print_run(console: Console, title: str, summary: dict[str, Any]) -> None:
         table.add_row("sent late", *(f"{x:.1f}" for x in summary["send_delay_ms"].values()))
     console.print(table)
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def print_machine(console: Console, machine: dict[str, Any]) -> None:
@@ -136,10 +142,9 @@ def print_machine(console: Console, machine: dict[str, Any]) -> None:
         f"{machine['date']}  {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"Python {machine['python']}, {versions}",
         markup=False,
-        highlight=False,
         soft_wrap=True,
     )
-    console.print(f"repeat with: {machine['command']}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"repeat with: {machine['command']}", markup=False, soft_wrap=True)
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from jaxsqueeze.bench import machine, report
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         "warm_repeats_s": warm,
         "cache_entries": entries,
     }
-    console = Console()
+    console = report.console()
     table = Table("process start to /health 200", "seconds")
     table.add_row("empty compile cache", f"{cold:.1f}")
     table.add_row(f"filled compile cache (median of {len(warm)})", f"{figures['warm_s']:.1f}")

@@ -9,6 +9,7 @@ The child reads ``{"call": name, ...arguments}`` lines from stdin, calls that me
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -64,7 +65,8 @@ class Worker:
         if kind is not None:
             self._child.kill()
         elif self._child.stdin is not None:
-            self._child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it is gone already
+                self._child.stdin.close()
         try:
             self._child.wait(30)
         except subprocess.TimeoutExpired:

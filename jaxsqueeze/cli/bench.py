@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=positive, default=3, help="measurements of each figure; the median is reported")
     add("--slots", type=positive, default=8, help="rows decoded at once (--trace-file)")
     add("--page-size", type=positive, default=16, help="tokens in one KV page")
+    add("--kv-bytes", type=positive, help="bytes for the KV pool; default: the engine's")
     add("--trace", type=Path, metavar="DIR", help="write a profiler trace of the run, for XProf or Perfetto")
 
     add = group("server", "with --url")
