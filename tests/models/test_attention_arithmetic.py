@@ -25,10 +25,13 @@ ATTEND = jax.jit(paged_attention, static_argnames=("scale", "window", "softcap")
 
 
 def pages_of(values_TD: np.ndarray) -> jax.Array:
-    """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; all else is NaN, as a failed request that
-    had these pages before may leave it."""
+    """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; all else was written as NaN, as by a failed
+    request that had these pages before."""
     t = np.arange(len(values_TD))
-    pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), jnp.nan)
+    pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), 99.0)
+    everywhere = np.arange(5 * PAGE)
+    junk = jnp.full((len(everywhere), 1, values_TD.shape[1]), jnp.nan)
+    pool = kv_write(pool, junk, everywhere // PAGE, everywhere % PAGE)
     return kv_write(pool, jnp.asarray(values_TD)[:, None], TABLE[0, t // PAGE], t % PAGE)
 
 
