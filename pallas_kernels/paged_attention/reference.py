@@ -66,9 +66,6 @@ def paged_attention(
         p = jnp.where(visible, jnp.exp(s - new_peak[..., None]), 0.0)
         shrink = jnp.exp(peak - new_peak)
         total = total * shrink + p.sum(-1)
-        # Past a row's last query lie another request's leftovers, NaN if it failed so: 0 * NaN would spread.
-        own = t[:, 0, 0] <= jnp.max(positions, axis=1)[:, None]
-        v = jnp.where(own[:, None, :, None], v, 0)
         pv = jnp.einsum("nkmt,nktd->nkmd", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return new_peak, total, acc * shrink[..., None] + pv
 
