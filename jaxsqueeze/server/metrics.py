@@ -35,11 +35,12 @@ class EngineCollector(Collector):
         stats = self._worker.stats
         if stats is None:
             return
-        used, total = _total(stats.pages_used), _total(stats.pages_total)
+        used, total = sum(stats.pages_used), sum(stats.pages_total)
         gauges = {
             "num_requests_running": ("Requests being computed.", stats.running),
             "num_requests_waiting": ("Requests waiting for a slot or pages.", stats.waiting),
             "kv_cache_usage_perc": ("Share of the KV pages in use; 1 is all of them.", used / total if total else 0.0),
+            "page_tail_waste_ratio": ("Unused places at the ends of sequences / live tokens.", stats.page_tail_waste),
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(PREFIX + name, text, labels=[_LABEL])
@@ -124,8 +125,3 @@ class RequestTimes:
         metrics.output_length.observe(self._tokens)
         if self._tokens > 1:
             metrics.per_token.observe((self._last - self._first) / (self._tokens - 1))
-
-
-def _total(value: Any) -> int:
-    """Statistics are one number, or one per cache group."""
-    return value if isinstance(value, int) else sum(value)

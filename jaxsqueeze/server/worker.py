@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.sched import SchedulerStats
 from jaxsqueeze.text.tokenizer import Tokenizer
 from jaxsqueeze.types import FinishReason, Request, TokenEvent
 
@@ -38,14 +39,14 @@ class EngineLike(Protocol):
     def abort(self, request_id: str) -> Any: ...
     def step(self) -> list[TokenEvent]: ...
     def has_work(self) -> bool: ...
-    def stats(self) -> Any: ...
+    def stats(self) -> SchedulerStats: ...
 
 
 class State(enum.StrEnum):
     STARTING = "starting"  # loading and compiling
     READY = "ready"
     STOPPED = "stopped"
-    FAILED = "failed"  # the engine could not be built
+    FAILED = "failed"  # the engine could not be built, or broke outside a step
 
 
 class Ticket:
@@ -75,7 +76,7 @@ class Worker:
         self._failed_steps = 0
         self.engine: EngineLike | None = None
         self.state = State.STARTING
-        self.stats: Any = None  # the engine's, after its latest step
+        self.stats: SchedulerStats | None = None  # the engine's, after its latest step
 
     # ---- event loop side
 
@@ -160,14 +161,14 @@ class Worker:
             self.engine, self.stats = engine, engine.stats()
             self.state = State.READY
             self._on_ready(engine)
+            while self._take_commands(engine):
+                if engine.has_work():
+                    self._step(engine)
+            self.state = State.STOPPED
         except BaseException as error:
             self.state = State.FAILED
+            self._post(self.abort_all, "the engine has failed")
             self._on_failed(error)
-            return
-        while self._take_commands(engine):
-            if engine.has_work():
-                self._step(engine)
-        self.state = State.STOPPED
 
     def _take_commands(self, engine: EngineLike) -> bool:
         """Runs every waiting command, waiting for one if the engine is idle. False: the thread has to end."""

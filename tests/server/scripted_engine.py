@@ -14,17 +14,9 @@ import time
 from collections.abc import Callable
 
 from jaxsqueeze.config import EngineConfig
+from jaxsqueeze.sched import SchedulerStats
 from jaxsqueeze.text.tokenizer import Tokenizer
 from jaxsqueeze.types import FinishReason, Logprob, Request, RequestRefused, TokenEvent
-
-
-@dataclasses.dataclass
-class Stats:
-    running: int
-    waiting: int
-    pages_used: int
-    pages_total: int
-    preemptions: int
 
 
 @dataclasses.dataclass
@@ -57,6 +49,7 @@ class ScriptedEngine:
         self.scripts: dict[str, list[tuple[int, ...]]] = {}
         self.before_step: Callable[[list[Request]], None] = lambda requests: None
         self.before_add: Callable[[Request], None] = lambda request: None
+        self.before_stats: Callable[[], None] = lambda: None
         self.step_seconds = 0.0
         self.steps = 0
         self.threads: set[int] = set()
@@ -131,6 +124,7 @@ class ScriptedEngine:
         others = tuple((i, float("-inf") if i == 7 else -i / 1000) for i in range(7, 7 + top))
         return Logprob(token, -token / 1000, 1, others)
 
-    def stats(self) -> Stats:
-        used = len(self._running) * 2
-        return Stats(len(self._running), len(self._waiting), used, self._pages, 0)
+    def stats(self) -> SchedulerStats:
+        self.before_stats()
+        running, waiting = len(self._running), len(self._waiting)
+        return SchedulerStats(running, waiting, 0, (self._pages,), (2 * running,), (24 * running,), (8 * running,))

@@ -109,6 +109,20 @@ class TestStepFailures:
         server.engine.before_add = broken
         assert "planted" not in server.refused(COMPLETIONS, 500, prompt="a")["message"]
 
+    def test_an_engine_that_breaks_outside_a_step_ends_the_server_not_in_silence(self, start):
+        running = start()
+        running.engine.step_seconds = 0.02
+        thread, results = in_background(lambda: running.post(COMPLETIONS, prompt="a", max_tokens=100))
+        eventually(lambda: running.engine.has_work())
+
+        def broken():
+            raise RuntimeError("planted")
+
+        running.engine.before_stats = broken
+        thread.join(10)
+        assert results[0].status_code == 503
+        assert running.http.get("/health").json() == {"status": "failed"}
+
 
 class TestRefusals:
     def test_engine_s_refusal_is_400_even_when_streaming(self, server):
@@ -226,6 +240,7 @@ class TestMetrics:
         eventually(lambda: running.engine.steps >= 2)
         eventually(lambda: metric(running, "num_requests_running") >= 1)
         assert metric(running, "kv_cache_usage_perc") > 0
+        assert metric(running, "page_tail_waste_ratio") == pytest.approx(8 / 24)
         hold.set()
         for thread in threads:
             thread.join()
