@@ -7,6 +7,7 @@ written and read in parallel.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,12 +30,30 @@ def checkpointer() -> Iterator[ocp.Checkpointer]:
     level = log.level
     log.setLevel(logging.CRITICAL)  # otherwise several lines per unit; errors are raised as well
     try:
-        with ocp.Checkpointer(
-            ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
-        ) as orbax:
+        with (
+            _late_failures_unsaid(),
+            ocp.Checkpointer(
+                ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
+            ) as orbax,
+        ):
             yield orbax
     finally:
         log.setLevel(level)
+
+
+@contextmanager
+def _late_failures_unsaid() -> Iterator[None]:
+    """When chunks fail together (a full disk), the first failure is raised and the event loop closed; the others then
+    cannot be delivered, which Python would print. They may come after the block, so a failed block keeps the hook."""
+    previous = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            previous(unraisable)
+
+    sys.unraisablehook = hook
+    yield
+    sys.unraisablehook = previous
 
 
 def write_unit(orbax: ocp.Checkpointer, folder: Path, unit: str, tree: dict[str, Any]) -> None:

@@ -200,9 +200,9 @@ def test_too_little_space_is_found_before_writing(
 
 
 def test_a_write_that_fails_inside_the_storage_library(tmp_path: Path) -> None:
-    # A real refusal by the kernel (file size limit) while Orbax writes a tensor of 3 MB.
+    # A real refusal by the kernel (file size limit) while Orbax writes a tensor of 98 MB in several chunks.
     source = tmp_path / "source"
-    write_random(source, {**TINY_CONFIG, "vocab_size": 64000, "bos_token_id": None, "eos_token_id": None}, 1 << 30)
+    write_random(source, {**TINY_CONFIG, "hidden_size": 768, "vocab_size": 64000, "tie_word_embeddings": True}, 1 << 30)
     run = subprocess.run(
         [sys.executable, "-c", LIMITED, str(source), str(tmp_path / "out")], capture_output=True, text=True
     )
