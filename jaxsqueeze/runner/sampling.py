@@ -2,7 +2,7 @@
 the sampled token's absolute position. Batch neighbours, chunking and preemption cannot change a sample.
 
 Order of the steps: logit_bias, bad words, min_tokens, penalties, temperature, top_k, top_p over what top_k left, min_p.
-Work that no row of the batch asks for is skipped at run time (``lax.cond``), so plain greedy traffic pays for an argmax.
+Work that no row of the batch asks for is skipped at run time (``lax.cond``): plain greedy traffic pays for an argmax.
 
 Shape letters: B rows, V vocabulary.
 """
@@ -135,7 +135,9 @@ def _penalised(x_BV, p: SlotParams, slots_B, params: SlotParams, state: SlotStat
 def _random(x_BV, positions_B, p: SlotParams):
     """Gumbel-max over the filtered distribution; greedy rows stay an argmax."""
     random_B = p.temperature > 0
-    scaled_BV = x_BV / jnp.where(random_B, p.temperature, 1.0)[:, None]
+    # The best logit becomes 0: a tiny temperature cannot overflow several of them into a tie at infinity.
+    temperature_B = jnp.where(random_B, jnp.maximum(p.temperature, jnp.finfo(jnp.float32).tiny), 1.0)
+    scaled_BV = (x_BV - jnp.max(x_BV, axis=-1, keepdims=True)) / temperature_B[:, None]
     filters = (p.top_k < x_BV.shape[1]) | (p.top_p < 1) | (p.min_p > 0)
     kept_BV = lax.cond(
         jnp.any(filters & random_B), lambda: filtered(scaled_BV, p.top_k, p.top_p, p.min_p), lambda: scaled_BV
