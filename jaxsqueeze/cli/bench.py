@@ -119,10 +119,21 @@ def _measure(args: argparse.Namespace) -> int:
     command = command_flags(args)
     if sum((bool(args.url), args.static_batching, args.startup)) > 1:
         raise ValueError("--url, --static-batching and --startup are different measurements: give one of them")
+    for flag, value, needs, allowed in (
+        ("--plot", args.plot, "--url", args.url),
+        ("--rate", args.rate, "--url", args.url),
+        ("--peer", args.peer, "fixed batches", not (args.url or args.startup or args.trace_file)),
+        (
+            "--trace",
+            args.trace,
+            "an engine of this process (a server has /start_profile)",
+            not (args.url or args.startup),
+        ),
+    ):
+        if value and not allowed:
+            raise ValueError(f"{flag} goes with {needs}")
     # Each mode imports only what it needs: driving a server must not start an accelerator runtime.
     if args.url:
-        if args.trace:
-            raise ValueError("--trace records this process; for a server use its /start_profile and /stop_profile")
         from jaxsqueeze.bench import online
 
         return online.run(args, command)

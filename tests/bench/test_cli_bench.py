@@ -94,6 +94,7 @@ def test_a_strict_server_is_met_with_a_cure(bench, fake_server):
     [
         (["--trace", "d"], "/start_profile"),
         (["--startup"], "give one of them"),
+        (["--peer", "transformers"], "--peer goes with fixed batches"),
         (["--trace-file", "none.csv"], "cannot read"),
         (["--rate", "0"], "--rate must be positive"),
         (["--text", "none.txt"], "none.txt"),
@@ -105,6 +106,20 @@ def test_bad_input_is_one_sentence_and_exit_code_2(bench, flags, says):
     assert code == 2
     assert says in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--plot", "p.png"], "--plot goes with --url"),
+        (["--rate", "2", "--startup"], "--rate goes with --url"),
+        (["--peer", "transformers", "--trace-file", "t.csv"], "--peer goes with fixed batches"),
+        (["--startup", "--trace", "d"], "--trace goes with an engine"),
+    ],
+)
+def test_flags_of_another_mode_are_refused(flags, says, capsys):
+    assert main(["bench", *flags]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--concurrency", "1,x"], ["--concurrency", "0"], ["--input-tokens", "many"]])

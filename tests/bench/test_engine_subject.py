@@ -1,16 +1,18 @@
 """The measured engine on a tiny model: what is run, in which order, and that nothing it delivers is lost."""
 
+import contextlib
 import json
 import math
 
 import pytest
 
+from jaxsqueeze.bench import replay
 from jaxsqueeze.bench.engine_subject import EngineSubject
 from jaxsqueeze.bench.worker import Worker
 from jaxsqueeze.cli import main
 
-# One set of programs for all tests, on a small pool.
-SIZE = {"dtype": "float32", "max_slots": 2, "max_model_len": 64, "page_size": 16, "kv_bytes": 1 << 18}
+# One set of programs for all tests, and few of them: in bfloat16 there is one bucket of decode rows.
+SIZE = {"dtype": "bfloat16", "max_slots": 2, "max_model_len": 64, "page_size": 16, "kv_bytes": 1 << 18}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ REQUESTS = [([7] * 20, 24), ([8] * 5, 3), ([9] * 9, 5), ([10] * 12, 20), ([11] *
 def test_facts_about_the_engine(opened):
     assert opened[1]["vocab_size"] == 259
     assert opened[1]["max_model_len"] == 64
-    assert opened[1]["dtype"] == "float32"
+    assert opened[1]["dtype"] == "bfloat16"
     assert opened[1]["warm_up_s"] > 0
 
 
@@ -105,7 +107,7 @@ def test_where_a_peer_finds_the_weights(subject, tiny_model, hf_checkpoint):
         subject.peer_source(model=str(tiny_model))
 
 
-FLAGS = ["--dtype", "float32", "--max-model-len", "64", "--kv-bytes", str(1 << 18)]
+FLAGS = ["--dtype", "bfloat16", "--max-model-len", "64", "--kv-bytes", str(1 << 18)]
 
 
 def test_side_by_side_command_writes_figures_and_a_profiler_trace(tiny_model, tmp_path, capsys):
@@ -122,7 +124,17 @@ def test_side_by_side_command_writes_figures_and_a_profiler_trace(tiny_model, tm
     assert f"repeat with: jaxsqueeze bench --model {tiny_model}" in text
 
 
-def test_static_batching_command(tiny_model, tmp_path, capsys):
+def test_static_batching_command(opened, tiny_model, tmp_path, capsys, monkeypatch):
+    class InThisProcess(contextlib.nullcontext):
+        """The opened engine behind the interface of a Worker."""
+
+        def call(self, name, **arguments):
+            if name == "open":
+                assert arguments == {"model": str(tiny_model), **SIZE}
+                return opened[1]
+            return getattr(opened[0], name)(**json.loads(json.dumps(arguments)))
+
+    monkeypatch.setattr(replay, "Worker", lambda subject: InThisProcess(enter_result=InThisProcess()))
     trace = tmp_path / "mini.csv"
     lines = [f"2023-11-16 18:15:4{i}.68,{len(ids)},{out}" for i, (ids, out) in enumerate([*REQUESTS, ([1] * 60, 9)])]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
