@@ -41,4 +41,4 @@ def make_buckets(config: EngineConfig, min_rows: int) -> Buckets:
 def min_decode_rows(platform: str, dtype: str) -> int:
     """XLA:CPU multiplies one or two bf16 rows no faster than four: the one-row case takes a path without vector
     instructions, 10x slower, and two rows run on one thread (measured on AVX2 and AVX-512 machines, jaxlib 0.10)."""
-    return 4 if platform == "cpu" and dtype == "bfloat16" else 1
+    return 2 if platform == "cpu" and dtype == "bfloat16" else 1
