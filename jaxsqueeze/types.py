@@ -20,6 +20,7 @@ import numpy as np
 MAX_LOGPROBS = 20  # top alternatives returned per token
 MAX_STOP_IDS = 32  # EOS ids and stop_token_ids together
 MAX_LOGIT_BIAS = 512  # entries
+MAX_BIAS = 1_000_000  # a bias larger than any logit, that no later arithmetic in float32 overflows
 MAX_BAD_WORDS = 32  # token sequences, both spellings of a word counted
 MAX_BAD_WORD_LEN = 8  # tokens in one of them
 MAX_CHOICES = 128  # n
@@ -80,7 +81,7 @@ class SamplingParams:
         need(0 < self.repetition_penalty <= 100, "repetition_penalty", "in (0, 100]")
         need(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]")
         need(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]")
-        need(all(finite(b) for _, b in self.logit_bias), "logit_bias", "finite")
+        need(all(abs(b) <= MAX_BIAS for _, b in self.logit_bias), "logit_bias", f"between -{MAX_BIAS} and {MAX_BIAS}")
         need(len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries")
         need(len(self.bad_words_ids) <= MAX_BAD_WORDS, "bad_words_ids", f"at most {MAX_BAD_WORDS} sequences")
         need(

@@ -18,12 +18,13 @@ from jaxsqueeze.types import SamplingParams
 
 
 class DenseOracle:
-    """``hf``: the checkpoint's config.json (Llama-shaped, ``layer_types`` and ``no_rope_layers`` as SmolLM3 has them)."""
+    """``hf``: the checkpoint's config.json, Llama-shaped, with SmolLM3's ``layer_types`` and ``no_rope_layers``."""
 
     def __init__(self, hf: Mapping[str, Any], tensors: Mapping[str, np.ndarray], eos_ids: Sequence[int] = ()) -> None:
         self._hf = hf
         self._w = {name: x.astype(np.float64) for name, x in tensors.items()}
         self._eos_ids = tuple(eos_ids)
+        _noise(0, 0, hf["vocab_size"])  # compiles here, not while an engine is watched for compilations
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """f64[T, V]."""
@@ -96,9 +97,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def choose(
-    logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], s: SamplingParams, stops: set[int]
-) -> int:
+def choose(logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], s: SamplingParams, stops: set[int]) -> int:
     """The next token of one sequence, in the order that SamplingParams documents."""
     x = logits.copy()
     for token, bias in s.logit_bias:
