@@ -18,6 +18,8 @@ from jax import lax
 
 from jaxsqueeze.models.config import Activation
 
+CPU_F32_ROWS = 128
+
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
 
 
@@ -27,8 +29,20 @@ def linear(x_TI: jax.Array, weight: jax.Array) -> jax.Array:
     The weight is viewed as a matrix: XLA would transpose (copy) one with several output axes.
     """
     *out, size = weight.shape
-    y = lax.dot_general(x_TI, weight.reshape(-1, size), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    y = lax.platform_dependent(x_TI, weight.reshape(-1, size), cpu=_matmul_on_cpu, default=_matmul)
     return y.astype(x_TI.dtype).reshape(x_TI.shape[0], *out)
+
+
+def _matmul(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
+    return lax.dot_general(x_TI, weight_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _matmul_on_cpu(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
+    """Many bf16 rows: XLA:CPU's f32 matmul is 1.4 to 1.7x faster from about 128 rows on, conversion included. The same
+    products and sums: two bf16 factors multiply exactly in f32."""
+    if x_TI.shape[0] >= CPU_F32_ROWS:
+        x_TI, weight_OI = x_TI.astype(jnp.float32), weight_OI.astype(jnp.float32)
+    return _matmul(x_TI, weight_OI)
 
 
 class Linear(nn.Module):
