@@ -17,7 +17,7 @@ from flax import linen as nn
 from jaxsqueeze.kv.pool import KVPool, abstract_pool
 from jaxsqueeze.models.attention import Attention, GroupPages, QueryRows
 from jaxsqueeze.models.config import LayerConfig, ModelConfig
-from jaxsqueeze.models.layers import Embedding, GatedMLP, Linear, RMSNorm
+from jaxsqueeze.models.layers import Embedding, GatedMLP, RMSNorm
 from jaxsqueeze.models.rope import attention_scale, inv_freq
 
 Params = dict[str, Any]
