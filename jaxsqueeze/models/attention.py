@@ -75,6 +75,9 @@ class Attention(nn.Module):
             q = apply_rope(q, cos[:, None, None], sin[:, None, None])
             k = apply_rope(k, cos[:, None], sin[:, None])
 
+        # A request that fails must leave nothing in its pages that reaches their next owner: masked weights are zero,
+        # and 0 * NaN is NaN. Its own NaN stays in K and in the residual stream, so its logits still tell.
+        v = jnp.where(jnp.isfinite(v), v, 0)
         page_size = k_pages.shape[2]
         places = [r.write_places(self.group, page_size) for r in rows]
         page, offset = (jnp.concatenate(x) for x in zip(*places, strict=True))

@@ -16,9 +16,6 @@ def kv_write(
 ) -> Num[Array, "pages K page_size D"]:
     """Returns ``pages`` with ``new[t]`` at ``[page[t], :, offset[t]]``. Tokens that must not be kept name page 0.
 
-    Values that are not finite are stored as 0: a request that failed so must leave nothing in its pages that spreads
-    to their next owner (0 * NaN is NaN, even where attention masks).
-
     XLA:CPU has no bf16 scatter: it would convert the whole pool to f32 and back at each write. A pool of unsigned
     integers of the same width holds bit patterns and is written in place.
     """

@@ -9,7 +9,6 @@ from jax import lax
 
 def kv_write(pages: jax.Array, new: jax.Array, page: jax.Array, offset: jax.Array) -> jax.Array:
     """See ``api.kv_write``."""
-    new = jnp.where(jnp.isfinite(new), new, 0)
     if jnp.issubdtype(pages.dtype, jnp.unsignedinteger):
         new = lax.bitcast_convert_type(new, pages.dtype)
     return pages.at[page, :, offset].set(new, mode="promise_in_bounds")

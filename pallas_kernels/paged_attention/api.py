@@ -24,8 +24,8 @@ def paged_attention(
 
     N rows of Q queries each, K KV heads, G query heads per KV head. Key position ``t`` of row n lies in page
     ``table[n, t // page_size - base[n]]``; a query at position p sees keys ``max(0, p - window + 1) .. p``, all of
-    them already written; places past a row's last query may hold anything finite (see ``kv_write``). A masked query
-    has position -1 and yields exact zeros. Pages of unsigned integers hold the bit patterns of q's dtype. Scores:
+    them already written; elsewhere V must be finite, K may hold anything. A masked query has position -1 and yields
+    exact zeros. Pages of unsigned integers hold the bit patterns of q's dtype. Scores:
     ``scale * q.k``, then ``softcap * tanh(s / softcap)`` if given; f32 inside.
     """
     if q.shape[2] != k_pages.shape[1] or q.shape[4] != k_pages.shape[3]:

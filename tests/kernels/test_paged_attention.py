@@ -74,8 +74,9 @@ class Batch:
         k, v = (rng.normal(size=(c.rows, last, c.kv_heads, c.head_dim)).astype(kind) for _ in range(2))
         num_pages = c.rows * c.width + 1
         pages = rng.permutation(np.arange(1, num_pages)).reshape(c.rows, c.width)
+        # Places that were not written: whatever in K, as a failed request may leave it, and finite junk in V.
         k_pool, v_pool = (
-            np.full((num_pages, c.kv_heads, c.page_size, c.head_dim), np.nan).astype(kind) for _ in range(2)
+            np.full((num_pages, c.kv_heads, c.page_size, c.head_dim), junk).astype(kind) for junk in (np.nan, 99.0)
         )
         table = np.zeros((c.rows, c.width), np.int32)
         for n, length in enumerate(self.lengths):

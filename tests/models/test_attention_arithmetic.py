@@ -24,14 +24,10 @@ TABLE = np.array([[3, 1, 4]], np.int32)  # six positions in three pages, out of 
 ATTEND = jax.jit(paged_attention, static_argnames=("scale", "window", "softcap"))
 
 
-def pages_of(values_TD: np.ndarray) -> jax.Array:
-    """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; all else was written as NaN, as by a failed
-    request that had these pages before."""
+def pages_of(values_TD: np.ndarray, junk: float = 99.0) -> jax.Array:
+    """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; the other places hold junk."""
     t = np.arange(len(values_TD))
-    pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), 99.0)
-    everywhere = np.arange(5 * PAGE)
-    junk = jnp.full((len(everywhere), 1, values_TD.shape[1]), jnp.nan)
-    pool = kv_write(pool, junk, everywhere // PAGE, everywhere % PAGE)
+    pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), junk)
     return kv_write(pool, jnp.asarray(values_TD)[:, None], TABLE[0, t // PAGE], t % PAGE)
 
 
@@ -40,7 +36,7 @@ def attend(q_QD, k_TD, v_TD, positions, base=0, table=TABLE, **kwargs) -> np.nda
     q = jnp.asarray(q_QD, jnp.float32)[None, :, None, None]
     out = ATTEND(
         q,
-        pages_of(k_TD),
+        pages_of(k_TD, junk=np.nan),  # as a failed request may leave it
         pages_of(v_TD),
         jnp.asarray(table),
         jnp.asarray([base], jnp.int32),
