@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,15 @@ def command_flags(args: argparse.Namespace) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Measures; 2 for bad input, with one sentence on stderr."""
+    # A stop request must run the ``finally`` blocks that end the measured processes.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         return _measure(args)
     except ValueError as error:
         print(f"jaxsqueeze bench: {error}", file=sys.stderr)
         return 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _measure(args: argparse.Namespace) -> int:

@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -70,3 +74,25 @@ def test_a_model_that_does_not_convert(starts, monkeypatch, capsys):
     monkeypatch.setattr(startup, "CONVERT", "raise ValueError('no such file')")
     assert main(["bench", "--startup", "--model", "nowhere"]) == 2
     assert "cannot convert nowhere: ValueError: no such file" in capsys.readouterr().err
+
+
+def test_a_stopped_measurement_stops_its_server(tmp_path):
+    mark = tmp_path / "server"
+    program = (
+        "import sys; from jaxsqueeze.bench import startup; from jaxsqueeze.cli import main;"
+        "startup.CONVERT = 'pass';"
+        f"startup.SERVE = 'import os, time; open({str(mark)!r}, \"w\").write(str(os.getpid())); time.sleep(60)';"
+        "sys.exit(main(['bench', '--startup']))"
+    )
+    bench = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        while not (mark.exists() and mark.read_text()):
+            assert bench.poll() is None
+            time.sleep(0.05)
+        bench.send_signal(signal.SIGTERM)
+        assert bench.wait(30) == 128 + signal.SIGTERM
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(mark.read_text()), 0)
+    finally:
+        bench.kill()
+        bench.wait()
