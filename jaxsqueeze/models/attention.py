@@ -68,13 +68,14 @@ class Attention(nn.Module):
         qkv = Linear((K, G + 2, D, c.hidden_size), axes, self.dtype, c.qkv_bias, name="qkv")(x_TH)
         q, k, v = qkv[:, :, :G], qkv[:, :, G], qkv[:, :, G + 1]
         if c.qk_norm:
-            q = RMSNorm(D, c.norm_eps, name="q_norm")(q)
-            k = RMSNorm(D, c.norm_eps, name="k_norm")(k)
+            q = RMSNorm(D, c.norm_eps, jnp.float32, name="q_norm")(q)
+            k = RMSNorm(D, c.norm_eps, jnp.float32, name="k_norm")(k)
         if rope is not None:
             cos, sin = rope
             q = apply_rope(q, cos[:, None, None], sin[:, None, None])
             k = apply_rope(k, cos[:, None], sin[:, None])
 
+        q, k, v = (a.astype(self.dtype) for a in (q, k, v))
         # A request that fails must leave nothing in its pages that reaches their next owner: masked weights are zero,
         # and 0 * NaN is NaN. Its own NaN stays in K and in the residual stream, so its logits still tell.
         v = jnp.where(jnp.isfinite(v), v, 0)

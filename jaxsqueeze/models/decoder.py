@@ -37,17 +37,20 @@ class Block(nn.Module):
         c, layer = self.cfg, self.layer
 
         def norm(name: str) -> RMSNorm:
-            return RMSNorm(c.hidden_size, c.norm_eps, name=name)
+            return RMSNorm(c.hidden_size, c.norm_eps, self.dtype, name=name)
+
+        def add(x: jax.Array, y: jax.Array) -> jax.Array:
+            return (x + y.astype(jnp.float32)).astype(self.dtype)
 
         rope = None if layer.rope is None else ropes[layer.rope]
         with jax.named_scope("attention"):
             attn = Attention(c, layer, self.group, self.dtype, name="attn")
             y, k_pages, v_pages = attn(norm("input_norm")(x_TH), k_pages, v_pages, rows, rope)
-            x_TH = x_TH + (norm("post_attn_norm")(y) if c.post_norms else y)
+            x_TH = add(x_TH, norm("post_attn_norm")(y) if c.post_norms else y)
         with jax.named_scope("mlp"):
             mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.activation, self.dtype, c.mlp_bias, name="mlp")
             y = mlp(norm("mlp_norm")(x_TH))
-            x_TH = x_TH + (norm("post_mlp_norm")(y) if c.post_norms else y)
+            x_TH = add(x_TH, norm("post_mlp_norm")(y) if c.post_norms else y)
         return x_TH, k_pages, v_pages
 
 
@@ -70,7 +73,7 @@ class Decoder(nn.Module):
         group_of = {i: g for g, group in enumerate(c.cache_groups()) for i in group.layers}
         self.embed = Embedding(c.vocab_size, c.hidden_size, self.dtype)
         self.layers = [Block(c, layer, group_of[i], self.dtype) for i, layer in enumerate(c.layers)]
-        self.final_norm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.final_norm = RMSNorm(c.hidden_size, c.norm_eps, self.dtype)
         if not c.tie_embeddings:
             self.lm_head = Embedding(c.vocab_size, c.hidden_size, self.dtype)
 

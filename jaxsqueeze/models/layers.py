@@ -18,35 +18,22 @@ from jax import lax
 
 from jaxsqueeze.models.config import Activation
 
-CPU_F32_ROWS = 128
-
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
 
 
 def linear(x_TI: jax.Array, weight: jax.Array) -> jax.Array:
-    """``x[T, in] @ weight[out..., in]`` -> [T, out...] in f32 accumulation, x's dtype.
+    """``x[T, in] @ weight[out..., in]`` -> f32[T, out...].
 
     The weight is viewed as a matrix: XLA would transpose (copy) one with several output axes.
     """
     *out, size = weight.shape
-    y = lax.platform_dependent(x_TI, weight.reshape(-1, size), cpu=_matmul_on_cpu, default=_matmul)
-    return y.astype(x_TI.dtype).reshape(x_TI.shape[0], *out)
-
-
-def _matmul(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
-    return lax.dot_general(x_TI, weight_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-def _matmul_on_cpu(x_TI: jax.Array, weight_OI: jax.Array) -> jax.Array:
-    """Many bf16 rows: XLA:CPU's f32 matmul is 1.4 to 1.7x faster from about 128 rows on, conversion included. The same
-    products and sums: two bf16 factors multiply exactly in f32."""
-    if x_TI.shape[0] >= CPU_F32_ROWS:
-        x_TI, weight_OI = x_TI.astype(jnp.float32), weight_OI.astype(jnp.float32)
-    return _matmul(x_TI, weight_OI)
+    y = lax.dot_general(x_TI, weight.reshape(-1, size), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return y.reshape(x_TI.shape[0], *out)
 
 
 class Linear(nn.Module):
-    """``axes`` name the dimensions of ``shape = (*out, in)`` for sharding."""
+    """``axes`` name the dimensions of ``shape = (*out, in)`` for sharding. The result is f32: what follows rounds once,
+    at its own end."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
@@ -59,7 +46,7 @@ class Linear(nn.Module):
         y = linear(x_TI, self.param("weight", init, self.shape, self.dtype))
         if self.use_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[:-1])
-            y = y + self.param("bias", zeros, self.shape[:-1], self.dtype)
+            y = y + self.param("bias", zeros, self.shape[:-1], self.dtype).astype(jnp.float32)
         return y
 
 
@@ -68,6 +55,7 @@ class RMSNorm(nn.Module):
 
     size: int
     eps: float
+    dtype: jnp.dtype  # of the result
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -75,7 +63,7 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", init, (self.size,), jnp.float32)
         y = x.astype(jnp.float32)
         y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        return (y * scale).astype(x.dtype)
+        return (y * scale).astype(self.dtype)
 
 
 class Embedding(nn.Module):
@@ -99,7 +87,7 @@ class Embedding(nn.Module):
 
     def unembed(self, x_TH: jax.Array) -> jax.Array:
         """Logits f32[T, V]."""
-        return lax.dot_general(x_TH, self.weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return linear(x_TH, self.weight)
 
 
 class GatedMLP(nn.Module):
@@ -115,5 +103,5 @@ class GatedMLP(nn.Module):
     def __call__(self, x_TH: jax.Array) -> jax.Array:
         shape = (2, self.width, self.hidden_size)
         both = Linear(shape, ("gate_up", "mlp", "hidden"), self.dtype, self.use_bias, name="gate_up")(x_TH)
-        h_TF = ACTIVATIONS[self.activation](both[:, 0]) * both[:, 1]
+        h_TF = (ACTIVATIONS[self.activation](both[:, 0]) * both[:, 1]).astype(self.dtype)
         return Linear((self.hidden_size, self.width), ("hidden", "mlp"), self.dtype, self.use_bias, name="down")(h_TF)

@@ -13,15 +13,16 @@ from jaxsqueeze.config import PREFILL_ROW, EngineConfig
 
 @dataclasses.dataclass(frozen=True)
 class Buckets:
-    """Sizes in ascending order; ``pick`` takes the smallest that fits."""
+    """Sizes in ascending order; a step takes the first that fits."""
 
     decode: tuple[int, ...]  # rows of decode_n
-    mixed_decode: tuple[int, ...]  # decode rows beside prefill
-    prefill: tuple[int, ...]  # prefill rows of PREFILL_ROW tokens
+    mixed: tuple[tuple[int, int], ...]  # (decode rows, prefill rows of PREFILL_ROW tokens), cheapest first
 
-    @staticmethod
-    def pick(sizes: tuple[int, ...], need: int) -> int:
-        return next(size for size in sizes if size >= need)
+    def pick_decode(self, rows: int) -> int:
+        return next(size for size in self.decode if size >= rows)
+
+    def pick_mixed(self, rows: int, prefill_rows: int) -> tuple[int, int]:
+        return next(b for b in self.mixed if b[0] >= rows and b[1] >= prefill_rows)
 
 
 def make_buckets(config: EngineConfig, min_rows: int) -> Buckets:
@@ -29,13 +30,14 @@ def make_buckets(config: EngineConfig, min_rows: int) -> Buckets:
     top = config.max_slots
     rows = config.max_step_tokens // PREFILL_ROW
     if config.deterministic:
-        return Buckets((max(top, min_rows),), (min_rows,), (rows,))
+        return Buckets((max(top, min_rows),), ((min_rows, rows),))
     sizes = [min_rows]
     while sizes[-1] < top:
         sizes.append(min(2 * sizes[-1], top))
-    ends = (sizes[0], sizes[-1]) if len(sizes) > 1 else (sizes[0],)
     small = max(1, rows // 4)
-    return Buckets(tuple(sizes), ends, (small, rows) if small < rows else (rows,))
+    # Beside many prefill rows, decode rows cost little: one program for any number of them.
+    mixed = {(sizes[0], small): None, (sizes[-1], small): None, (sizes[-1], rows): None}
+    return Buckets(tuple(sizes), tuple(mixed))
 
 
 def min_decode_rows(platform: str, dtype: str) -> int:

@@ -90,7 +90,7 @@ class Runner:
         b = self.buckets
         return [
             ("admit", 0, 0),
-            *(("mixed", rows, prefill) for prefill in b.prefill[::-1] for rows in b.mixed_decode[::-1]),
+            *(("mixed", rows, prefill) for rows, prefill in b.mixed[::-1]),
             *(("decode", rows, 0) for rows in b.decode[::-1]),
         ]
 
@@ -133,13 +133,12 @@ class Runner:
         return self._pending(plan, decode, prefill, ends)
 
     def _decode(self, slots: np.ndarray, num_steps: int, tables: tuple[GroupTables, ...]) -> StepResult:
-        rows = self.buckets.pick(self.buckets.decode, len(slots))
+        rows = self.buckets.pick_decode(len(slots))
         return self._call(("decode", rows, 0), self._decode_inputs(slots, num_steps, rows, tables))
 
     def _mixed(self, plan: StepPlan, slots: np.ndarray) -> tuple[StepResult, list[_ChunkRows]]:
-        rows = self.buckets.pick(self.buckets.mixed_decode, len(slots))
         need = sum(-(-len(chunk.token_ids) // PREFILL_ROW) for chunk in plan.chunks)
-        prefill_rows = self.buckets.pick(self.buckets.prefill, need)
+        rows, prefill_rows = self.buckets.pick_mixed(len(slots), need)
         decode = self._decode_inputs(slots, 1, rows, plan.tables)
         prefill, ends = self._prefill_inputs(plan.chunks, plan.tables, prefill_rows)
         return self._call(("mixed", rows, prefill_rows), decode, prefill), ends
