@@ -1,8 +1,9 @@
 """The engine: where the host tower (scheduler) and the device tower (runner) meet, and nowhere else.
 
-One request, there and back: ``Request`` -> ``Engine.add`` -> the scheduler's ``Seq`` -> ``Scheduler.plan() -> StepPlan``
-(all pages reserved) -> ``Runner.run(plan) -> StepOutput`` (pads to a bucket, calls a compiled step that donates pool and
-state) -> ``Scheduler.commit(plan, out) -> [TokenEvent]`` -> incremental detokeniser (text/stream.py) -> SSE chunk.
+One request, there and back: ``Request`` -> ``Engine.add`` -> the scheduler's ``Seq`` -> ``Scheduler.plan() ->
+StepPlan`` (all pages reserved) -> ``Runner.run(plan) -> StepOutput`` (pads to a bucket, calls a compiled step that
+donates pool and state) -> ``Scheduler.commit(plan, out) -> [TokenEvent]`` -> incremental detokeniser (text/stream.py)
+-> SSE chunk.
 
 ``step`` plans and dispatches step N+1 before it waits for step N, so the device goes on while the host works.
 """
@@ -18,8 +19,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxsqueeze.checkpoint.ensure import ensure_converted
 from jaxsqueeze.checkpoint.demo import cache_folder
+from jaxsqueeze.checkpoint.ensure import ensure_converted
 from jaxsqueeze.checkpoint.source import Report, quiet
 from jaxsqueeze.checkpoint.store import load_params, read_manifest
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig

@@ -20,6 +20,7 @@ from jaxsqueeze.types import FinishReason, Logprob, Request, SamplingParams, spl
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
+DEFAULTS = SamplingParams()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class LLM:
             self.engine.warm_up(lambda done, total: report("compiling", done, total))
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = SamplingParams()
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = DEFAULTS
     ) -> list[Generation]:
         """Completes texts or token-id lists, in the order given; ``params`` for all, or one for each.
 
@@ -74,7 +75,7 @@ class LLM:
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        params: SamplingParams | Sequence[SamplingParams] = DEFAULTS,
         **template: Any,
     ) -> list[Generation]:
         """Answers conversations (lists of ``{"role", "content"}``) through the model's chat template."""
