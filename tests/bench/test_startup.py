@@ -78,11 +78,10 @@ def test_a_model_that_does_not_convert(starts, monkeypatch, capsys):
 
 def test_a_stopped_measurement_stops_its_server(tmp_path):
     mark = tmp_path / "server"
+    server = f"import os, time; print(os.getpid(), file=open({str(mark)!r}, 'w'), flush=True); time.sleep(60)"
     program = (
         "import sys; from jaxsqueeze.bench import startup; from jaxsqueeze.cli import main;"
-        "startup.CONVERT = 'pass';"
-        f"startup.SERVE = 'import os, time; open({str(mark)!r}, \"w\").write(str(os.getpid())); time.sleep(60)';"
-        "sys.exit(main(['bench', '--startup']))"
+        f"startup.CONVERT = 'pass'; startup.SERVE = {server!r}; sys.exit(main(['bench', '--startup']))"
     )
     bench = subprocess.Popen([sys.executable, "-c", program])
     try:
