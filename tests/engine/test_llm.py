@@ -63,7 +63,8 @@ class TestGenerate:
         assert (bare.prompt_logprobs, bare.choices[0].logprobs) == (None, None)
 
     def test_zero_tokens(self, llm):
-        (g,) = llm.generate(list(random_ids(0, 12)), greedy(max_tokens=0, prompt_logprobs=0))
+        (g,) = llm.generate("Once upon", greedy(max_tokens=0, prompt_logprobs=0))
+        assert len(g.prompt_logprobs) == len(g.prompt_ids)
         assert (g.text, g.choices[0].token_ids, g.choices[0].finish_reason) == ("", (), "length")
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig
-from jaxsqueeze.runner.buckets import Buckets, make_buckets
+from jaxsqueeze.runner.buckets import make_buckets
 from jaxsqueeze.runner.compiles import CompileCounter
 
 
