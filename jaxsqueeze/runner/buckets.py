@@ -40,7 +40,7 @@ def make_buckets(config: EngineConfig, min_rows: int) -> Buckets:
     return Buckets(tuple(sizes), tuple(mixed))
 
 
-def min_decode_rows(platform: str, dtype: str) -> int:
-    """XLA:CPU multiplies one or two bf16 rows no faster than four: the one-row case takes a path without vector
-    instructions, 10x slower, and two rows run on one thread (measured on AVX2 and AVX-512 machines, jaxlib 0.10)."""
-    return 2 if platform == "cpu" and dtype == "bfloat16" else 1
+def min_decode_rows(platform: str) -> int:
+    """XLA:CPU decodes one row no faster than two: its one-row bf16 matmul takes a path without vector instructions, 10x
+    slower (measured on AVX2 and AVX-512 machines, jaxlib 0.10), and its one-row KV write copies a float32 pool."""
+    return 2 if platform == "cpu" else 1

@@ -51,7 +51,7 @@ class Runner:
         self._max_model_len, self._widths = max_model_len, table_widths
         self._trash = config.max_slots
         platform = jax.default_backend()
-        self.buckets = make_buckets(config, min_decode_rows(platform, jnp.dtype(dtype).name))
+        self.buckets = make_buckets(config, min_decode_rows(platform))
         self._variables = with_views(params)
         self._model = Decoder(model_config, jnp.dtype(dtype), max_model_len)
         self._abstract_pool = abstract_pool(
