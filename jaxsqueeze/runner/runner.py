@@ -64,6 +64,7 @@ class Runner:
 
     def reset(self) -> None:
         """Empty pool and slots: at the start, and after a step whose donated buffers are lost."""
+        self._pool = self._slot_params = self._state = None  # freed first: the device may not hold two pools
         self._pool: KVPool = allocate(self._abstract_pool)
         self._slot_params, self._state = slot_state.initial_state(self._config.max_slots, self._model_config.vocab_size)
 
