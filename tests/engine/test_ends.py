@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from jaxsqueeze.runner.runner import Pending
 from tests.engine.conftest import EOS_IDS, OPTIONS
-from tests.engine.traffic import random_ids, request
+from tests.engine.traffic import alone, random_ids, request
 
 PROMPT = random_ids(21, 20)
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -33,6 +34,20 @@ def test_ids_and_logprobs_end_at_the_stop_id(answer, continuation, place):
     assert a.tokens == continuation[: place + 1]
     assert [x.token_id for x in a.logprobs] == a.tokens
     assert (a.reason, a.stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize("settings", [{"stop": 2}, {"max_tokens": 5}], ids=str)
+def test_the_device_stops_by_itself(engine, continuation, monkeypatch, settings):
+    """A row that has ended computes no more tokens in the step at hand and in the one already dispatched."""
+    outputs, result = [], Pending.result
+    monkeypatch.setattr(Pending, "result", lambda self: outputs.append(result(self)) or outputs[-1])
+    options = {"max_tokens": settings.get("max_tokens", 12), **GREEDY}
+    if "stop" in settings:
+        options["stop_token_ids"] = (continuation[settings["stop"]],)
+    (a,) = alone(engine, [request(PROMPT, **options)])
+    computed = [t for out in outputs for t in (*out.chunk_tokens, *out.decode_tokens.ravel()) if t != -1]
+    assert computed == a.tokens
+    assert len(a.tokens) == settings.get("stop", 4) + 1
 
 
 @pytest.mark.parametrize("eos", EOS_IDS)
