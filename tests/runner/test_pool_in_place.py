@@ -1,0 +1,58 @@
+"""The compiled decode step updates the donated pool in place: no copy of a layer's pages, whatever the pool's type."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jaxsqueeze.kv.pool import abstract_pool, storage_dtype
+from jaxsqueeze.models.attention import GroupPages
+from jaxsqueeze.models.config import LayerConfig, ModelConfig, RopeConfig
+from jaxsqueeze.models.decoder import Decoder, abstract_params
+from jaxsqueeze.runner.buckets import min_decode_rows
+from jaxsqueeze.runner.state import initial_state
+from jaxsqueeze.runner.steps import DecodeInputs, decode_n
+
+PAGES, SLOTS = 257, 4
+CONFIG = ModelConfig(
+    family="llama",
+    vocab_size=101,
+    hidden_size=24,
+    intermediate_size=40,
+    num_heads=6,
+    num_kv_heads=3,
+    head_dim=8,
+    layers=(LayerConfig(), LayerConfig(window=5)),
+    ropes=(RopeConfig(theta=1e4, rotary_dim=8),),
+    max_position=64,
+    norm_eps=1e-5,
+    attn_scale=0.3,
+    tie_embeddings=True,
+)
+
+
+def compiled_decode(rows: int, dtype: jnp.dtype) -> jax.stages.Compiled:
+    shape = jax.ShapeDtypeStruct
+    pages = GroupPages(shape((rows, 16), jnp.int32), shape((rows,), jnp.int32))
+    inputs = DecodeInputs(shape((rows,), jnp.int32), (pages, pages), shape((), jnp.int32))
+    pool = abstract_pool(CONFIG, (PAGES, PAGES), 4, storage_dtype(dtype, "cpu"))
+    slot_params, state = jax.eval_shape(lambda: initial_state(SLOTS, CONFIG.vocab_size))
+    variables = {"params": nn.unbox(abstract_params(CONFIG, dtype))}
+    step = jax.jit(functools.partial(decode_n, Decoder(CONFIG, dtype, 64), 4), donate_argnums=(1, 2))
+    return step.lower(variables, pool, state, slot_params, inputs).compile()
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_no_layer_of_the_pool_is_copied(name):
+    dtype = jnp.dtype(name)
+    compiled = compiled_decode(min_decode_rows("cpu"), dtype)
+    of_pool = rf"\[{PAGES},3,4,8\]\S* copy\("
+    assert not re.findall(of_pool, compiled.as_text())
+    layer_bytes = PAGES * 3 * 4 * 8 * np.dtype(storage_dtype(dtype, "cpu")).itemsize
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= 4 * layer_bytes, "K and V of both layers are donated"
+    assert memory.temp_size_in_bytes < layer_bytes
