@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxsqueeze.engine import Engine
 from jaxsqueeze.runner.runner import Pending, Runner
 from jaxsqueeze.types import SamplingParams
 from tests.engine.traffic import Desk, alone, random_ids, request
@@ -16,8 +17,9 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 POISON = 200  # a token id
 
 
-def fails_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int) -> list[int]:
-    """The call number ``after`` of a method raises. Returns a list that is empty until then."""
+def fails_once(engine: Engine, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int) -> list[int]:
+    """The call number ``after`` of a method raises, and the buffers that steps donate are gone, as after a real
+    failure. Returns a list that is empty until then."""
     real: Callable[..., object] = getattr(owner, name)
     calls, failed = [], []
 
@@ -25,6 +27,8 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: i
         calls.append(1)
         if len(calls) == after + 1:
             failed.append(after)
+            for buffer in jax.tree.leaves((engine._runner._pool, engine._runner._state)):
+                buffer.delete()
             raise RuntimeError("the device has gone away")
         return real(*args)
 
@@ -37,7 +41,7 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: i
 def test_a_failed_step(engine, oracle, monkeypatch, owner, name, after):
     """The runner refuses to dispatch, or the tokens never come: those in slots end with an error, those who wait go
     on and are right, and so is who comes later."""
-    failed = fails_once(monkeypatch, owner, name, after)
+    failed = fails_once(engine, monkeypatch, owner, name, after)
     desk = Desk(engine)
     requests = [request(random_ids(60 + i, 15 + 5 * i), max_tokens=9, **GREEDY) for i in range(7)]
     desk.add(*requests)
@@ -58,7 +62,7 @@ def test_a_failed_step(engine, oracle, monkeypatch, owner, name, after):
 
 
 def test_offline_a_failed_step_is_an_error_of_its_choices(llm, monkeypatch):
-    fails_once(monkeypatch, Runner, "_call", 3)
+    fails_once(llm.engine, monkeypatch, Runner, "_call", 3)
     generations = llm.generate([list(random_ids(i, 30)) for i in range(6)], SamplingParams(max_tokens=8, **GREEDY))
     reasons = [g.choices[0].finish_reason for g in generations]
     assert "error" in reasons
