@@ -3,10 +3,12 @@ holds 1.6 of its longest requests, so that preemption is easy to force. Two more
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxsqueeze.checkpoint.convert import convert
@@ -59,7 +61,12 @@ def model(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def _llm(model: str) -> LLM:
     kv_bytes = PAGE_BYTES * (2 + int(1.6 * (FULL_PAGES + WINDOW_PAGES)))
-    return LLM(model, progress=False, dtype="float32", kv_bytes=kv_bytes, **OPTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        # Compiled for speed of compiling: the same programs, less polished machine code.
+        options = {"xla_backend_optimization_level": 0}
+        quick = functools.partialmethod(jax.stages.Lowered.compile, compiler_options=options)
+        patch.setattr(jax.stages.Lowered, "compile", quick)
+        return LLM(model, progress=False, dtype="float32", kv_bytes=kv_bytes, **OPTIONS)
 
 
 @pytest.fixture
