@@ -10,7 +10,6 @@ from tests.runner.build_slots import ROWS, V, admitted, choose, row, sampled
 
 DRAWS = 4096
 RNG = np.random.default_rng(0)
-SMALL_V = 40
 LOGITS = np.random.default_rng(1).normal(size=V)
 
 
