@@ -162,22 +162,26 @@ class Engine:
         A step that fails ends its requests with an error event; the others go on.
         """
         start = time.perf_counter()
-        previous, events = self._inflight, []
-        plan = self._scheduler.plan()
+        previous, plan = self._inflight, self._scheduler.plan()
         idle = previous is None or previous[1].ready()
+        failure: Exception | None = None
+        self._inflight = None
         try:
-            self._inflight = (plan, self._runner.run(plan)) if plan else None
-        except Exception as error:
-            return self._lost(error, [p for p, _ in filter(None, [previous])] + [plan])
-        dispatched = time.perf_counter()
-        waited = dispatched
+            if plan:
+                self._inflight = (plan, self._runner.run(plan))
+        except Exception as error:  # whatever the device runtime raises, after the step before is taken in
+            failure = error
+        dispatched = waited = time.perf_counter()
+        events: list[TokenEvent] = []
         if previous:
             try:
                 out = previous[1].result()
-            except Exception as error:
-                return self._lost(error, [previous[0], *([plan] if plan else [])])
+            except Exception as error:  # the same
+                return self._lost(error, [p for p in (previous[0], plan) if p])
             waited = time.perf_counter()
             events = self._scheduler.commit(previous[0], out)
+        if failure and plan:
+            return events + self._lost(failure, [plan])
         end = time.perf_counter()
         t = self.timings
         t.steps += plan is not None

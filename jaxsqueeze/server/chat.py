@@ -17,7 +17,7 @@ from jaxsqueeze.server.prompts import chat_prompt, check_length
 from jaxsqueeze.server.sampling import chat_sampling
 from jaxsqueeze.server.schema import ChatRequest
 from jaxsqueeze.server.service import Service
-from jaxsqueeze.server.wire import DONE, SseResponse, json_response, sse, unless_gone
+from jaxsqueeze.server.wire import DONE, respond, sse
 from jaxsqueeze.types import TokenEvent
 
 router = APIRouter()
@@ -43,12 +43,7 @@ async def chat_completions(request: Request) -> Response:
     generation = Generation(service, [prompt], sampling, fields.priority)
     answer = _Answer(generation, fields, model)
     await generation.start()
-    if fields.stream:
-        return SseResponse(answer.chunks(), generation.close)
-    try:
-        return json_response(await unless_gone(request, answer.whole()))
-    finally:
-        generation.close()
+    return await respond(request, answer, stream=fields.stream, close=generation.close)
 
 
 class _Answer:

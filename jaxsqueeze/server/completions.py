@@ -17,7 +17,7 @@ from jaxsqueeze.server.prompts import completion_prompts
 from jaxsqueeze.server.sampling import completion_sampling
 from jaxsqueeze.server.schema import CompletionRequest
 from jaxsqueeze.server.service import Service
-from jaxsqueeze.server.wire import DONE, SseResponse, json_response, sse, unless_gone
+from jaxsqueeze.server.wire import DONE, respond, sse
 from jaxsqueeze.types import Logprob
 
 router = APIRouter()
@@ -35,12 +35,7 @@ async def completions(request: Request) -> Response:
     generation = Generation(service, prompts, sampling, fields.priority)
     answer = _Answer(generation, fields, model)
     await generation.start()
-    if fields.stream:
-        return SseResponse(answer.chunks(), generation.close)
-    try:
-        return json_response(await unless_gone(request, answer.whole()))
-    finally:
-        generation.close()
+    return await respond(request, answer, stream=fields.stream, close=generation.close)
 
 
 class _Choice:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,6 +82,23 @@ class SseResponse(Response):
         async for event in self._events:
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Answer(Protocol):
+    """A reply that can be sent either way."""
+
+    async def whole(self) -> dict[str, Any]: ...
+    def chunks(self) -> AsyncIterator[bytes]: ...
+
+
+async def respond(request: Request, answer: Answer, *, stream: bool, close: Callable[[], None]) -> Response:
+    """Streams the answer or sends it whole. ``close`` runs at the end, also if the client disconnects (ClientGone)."""
+    if stream:
+        return SseResponse(answer.chunks(), close)
+    try:
+        return json_response(await unless_gone(request, answer.whole()))
+    finally:
+        close()
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:

@@ -31,18 +31,23 @@ class Detokenizer:
                 break
             tail = self._visible(token_id) + tail
         self._utf8.decode(tail[-4:])
+        self._began = False  # some byte of this text was pushed
         self.length = 0  # characters given out
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this id; may be empty."""
         raw = self._visible(token_id)
+        self._began |= bool(raw)
         if self._at_start and raw:
             self._at_start = False
             raw = raw.removeprefix(b" ")
         return self._out(self._utf8.decode(raw))
 
     def finish(self) -> str:
-        """What an unfinished character reads as at the end of a text (U+FFFD); empty if there is none."""
+        """What an unfinished character reads as at the end of a text (U+FFFD); empty if there is none, or if it is the
+        prompt's alone."""
+        if not self._began:
+            return ""
         return self._out(self._utf8.decode(b"", final=True))
 
     def _visible(self, token_id: int) -> bytes:

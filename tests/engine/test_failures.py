@@ -61,6 +61,21 @@ def test_a_failed_step(engine, oracle, monkeypatch, owner, name, after):
     assert oracle.answer(later.prompt_ids, a.tokens, later.sampling) == a.tokens
 
 
+def test_the_step_before_a_failed_one_is_delivered(engine, oracle, monkeypatch):
+    """It had succeeded: who ended there has an answer, not an error."""
+    fails_once(engine, monkeypatch, Runner, "_call", 1)
+    desk = Desk(engine)
+    short, long = (request(random_ids(80 + n, 9), max_tokens=n, **GREEDY) for n in (1, 9))
+    desk.add(short, long)
+    desk.finish()
+    ended, lost = desk.answers[short.id], desk.answers[long.id]
+    assert ended.reason == "length"
+    assert oracle.answer(short.prompt_ids, ended.tokens, short.sampling) == ended.tokens
+    assert len(ended.tokens) == 1
+    assert lost.reason == "error"
+    assert len(lost.tokens) == 1
+
+
 def test_offline_a_failed_step_is_an_error_of_its_choices(llm, monkeypatch):
     fails_once(llm.engine, monkeypatch, Runner, "_call", 3)
     generations = llm.generate([list(random_ids(i, 30)) for i in range(6)], SamplingParams(max_tokens=8, **GREEDY))
