@@ -21,7 +21,7 @@ from jaxsqueeze.models.layers import Embedding, GatedMLP, RMSNorm
 from jaxsqueeze.models.rope import attention_scale, inv_freq
 
 Params = dict[str, Any]
-Variables = dict[str, Any]  # {"params": Params, "views": the runner's (see Embedding)}
+Variables = dict[str, Any]  # {"params": Params, "views": see runner/views.py}
 
 
 class Block(nn.Module):
@@ -58,7 +58,7 @@ class Block(nn.Module):
 def _traced_once(cfg: ModelConfig, layer: LayerConfig, group: int, dtype: jnp.dtype) -> Callable[..., Any]:
     """Equal layers share one trace: a deep model traces and lowers in the time of its distinct layers."""
     block = Block(cfg, layer, group, dtype, parent=None)
-    return jax.jit(lambda params, *args: block.apply({"params": params}, *args))
+    return jax.jit(block.apply)
 
 
 class Decoder(nn.Module):
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
                     x_TH, k[i], v[i] = block(*args)
                 else:
                     shared = _traced_once(c, block.layer, block.group, self.dtype)
-                    x_TH, k[i], v[i] = shared(block.variables["params"], *args)
+                    x_TH, k[i], v[i] = shared(block.variables, *args)
         return self.final_norm(x_TH), KVPool(tuple(k), tuple(v))
 
     def unembed(self, x_TH: jax.Array) -> jax.Array:

@@ -17,18 +17,25 @@ from flax import linen as nn
 from jax import lax
 
 from jaxsqueeze.models.config import Activation
+from pallas_kernels.linear import api as matmul
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
 
 
-def linear(x_TI: jax.Array, weight: jax.Array) -> jax.Array:
-    """``x[T, in] @ weight[out..., in]`` -> f32[T, out...].
+def linear(x_TI: jax.Array, weight: jax.Array, bits: jax.Array | None) -> jax.Array:
+    """``x[T, in] @ weight[out..., in]`` -> f32[T, out...]; ``bits``: see ``weight_bits``.
 
     The weight is viewed as a matrix: XLA would transpose (copy) one with several output axes.
     """
     *out, size = weight.shape
-    y = lax.dot_general(x_TI, weight.reshape(-1, size), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    matrix = weight.reshape(-1, size)
+    y = matmul.linear(x_TI, matrix, None if bits is None else bits.reshape(matrix.shape))
     return y.reshape(x_TI.shape[0], *out)
+
+
+def weight_bits(module: nn.Module) -> jax.Array | None:
+    """The module's 16-bit weight as integers: on CPU the runner passes such a view (runner/views.py)."""
+    return module.get_variable("views", "bits") if module.has_variable("views", "bits") else None
 
 
 class Linear(nn.Module):
@@ -43,7 +50,7 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x_TI: jax.Array) -> jax.Array:
         init = nn.with_logical_partitioning(nn.initializers.normal(0.02), self.axes)
-        y = linear(x_TI, self.param("weight", init, self.shape, self.dtype))
+        y = linear(x_TI, self.param("weight", init, self.shape, self.dtype), weight_bits(self))
         if self.use_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[:-1])
             y = y + self.param("bias", zeros, self.shape[:-1], self.dtype).astype(jnp.float32)
@@ -78,16 +85,14 @@ class Embedding(nn.Module):
         self.weight = self.param("weight", init, (self.vocab_size, self.hidden_size), self.dtype)
 
     def __call__(self, tokens_T: jax.Array) -> jax.Array:
-        # Looking up bf16 rows, XLA:CPU converts the whole table to f32 first; the runner there passes a view of the
-        # same memory as integers (runner/views.py).
-        if self.has_variable("views", "bits"):
-            bits = jnp.take(self.get_variable("views", "bits"), tokens_T, axis=0, mode="clip")
-            return lax.bitcast_convert_type(bits, self.dtype)
+        bits = weight_bits(self)
+        if bits is not None:  # looking up bf16 rows, XLA:CPU would convert the whole table to f32 first
+            return lax.bitcast_convert_type(jnp.take(bits, tokens_T, axis=0, mode="clip"), self.dtype)
         return jnp.take(self.weight, tokens_T, axis=0, mode="clip")
 
     def unembed(self, x_TH: jax.Array) -> jax.Array:
         """Logits f32[T, V]."""
-        return linear(x_TH, self.weight)
+        return linear(x_TH, self.weight, weight_bits(self))
 
 
 class GatedMLP(nn.Module):

@@ -23,7 +23,8 @@ from jaxsqueeze.models.attention import GroupPages
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.decoder import Decoder, Params
 from jaxsqueeze.runner import state as slot_state
-from jaxsqueeze.runner.buckets import make_buckets, min_decode_rows
+from jaxsqueeze.runner.buckets import decode_sizes, make_buckets
+from jaxsqueeze.runner.program_store import ProgramStore
 from jaxsqueeze.runner.sampling import Logprobs
 from jaxsqueeze.runner.steps import DecodeInputs, PrefillInputs, StepResult, decode_n, mixed
 from jaxsqueeze.runner.views import with_views
@@ -51,12 +52,14 @@ class Runner:
         self._max_model_len, self._widths = max_model_len, table_widths
         self._trash = config.max_slots
         platform = jax.default_backend()
-        self.buckets = make_buckets(config, min_decode_rows(platform))
+        self.buckets = make_buckets(config, decode_sizes(config.max_slots, platform, jnp.dtype(dtype).name))
         self._variables = with_views(params)
         self._model = Decoder(model_config, jnp.dtype(dtype), max_model_len)
         self._abstract_pool = abstract_pool(
             model_config, num_pages, config.page_size, storage_dtype(jnp.dtype(dtype), platform)
         )
+        facts = model_config, dataclasses.replace(config, model="", seed=0), dtype, max_model_len, self._abstract_pool
+        self._store = ProgramStore(*facts, table_widths)
         self._programs: dict[Key, Callable[..., Any]] = {}
         self._wants_logprobs = np.zeros(config.max_slots + 1, bool)
         self.temp_bytes = 0  # the largest program's own buffers, known after warm_up
@@ -71,16 +74,28 @@ class Runner:
     # Compiling
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compiles every program; ``progress(done, total)`` after each."""
+        """Loads or compiles every program; ``progress(done, total)`` after each."""
         keys = self._keys()
         progress(0, len(keys))
         with ThreadPoolExecutor() as threads:
+            kept = {key: threads.submit(self._store.load, _name(key)) for key in keys}
             # Tracing holds the interpreter; compiling does not, and starts as soon as a program is lowered.
-            futures = {key: threads.submit(self._lower(key).compile) for key in keys}
-            for done, (key, future) in enumerate(futures.items(), start=1):
-                self._programs[key] = compiled = future.result()
-                self.temp_bytes = max(self.temp_bytes, compiled.memory_analysis().temp_size_in_bytes)
+            built = {
+                key: threads.submit(self._build, key, self._lower(key))
+                for key, load in kept.items()
+                if load.result() is None
+            }
+            for done, key in enumerate(keys, start=1):
+                self._programs[key] = program = (built.get(key) or kept[key]).result()
+                self.temp_bytes = max(self.temp_bytes, program.memory_analysis().temp_size_in_bytes)
                 progress(done, len(keys))
+        if built:
+            self._store.prune()
+
+    def _build(self, key: Key, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        program = lowered.compile()
+        self._store.save(_name(key), program)
+        return program
 
     def largest_step_bytes(self) -> int:
         """Buffers of the largest step, compiled for it."""
@@ -195,6 +210,10 @@ class _ChunkRows:
     flat: slice
     scored: bool
     logprobs: bool
+
+
+def _name(key: Key) -> str:
+    return "-".join(map(str, key))
 
 
 def _pages(tables: tuple[GroupTables, ...], slots: np.ndarray) -> tuple[GroupPages, ...]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from jaxsqueeze.models.decoder import Params, Variables
 
 
 def with_views(params: Params) -> Variables:
-    """The decoder's variables. On CPU a 16-bit embedding table also appears as integers, sharing its memory."""
-    table = params["embed"]["weight"]
-    views: dict[str, Any] = {}
-    if next(iter(table.devices())).platform == "cpu" and table.dtype == jnp.bfloat16:
-        bits = np.asarray(table).view(np.uint16)
-        views = {"embed": {"bits": jax.device_put(bits, table.sharding, may_alias=True)}}
-    return {"params": params, "views": views}
+    """The decoder's variables. On CPU every bf16 ``weight`` also appears as unsigned integers, ``bits``, in the
+    collection "views", sharing its memory: XLA:CPU looks up and multiplies single bf16 rows badly (models/layers.py,
+    pallas_kernels/linear)."""
+
+    def bits(weight: jax.Array) -> jax.Array:
+        return jax.device_put(np.asarray(weight).view(np.uint16), weight.sharding, may_alias=True)
+
+    views = {
+        (*path, "bits"): bits(x)
+        for (*path, name), x in traverse_util.flatten_dict(params).items()
+        if name == "weight" and x.dtype == jnp.bfloat16 and next(iter(x.devices())).platform == "cpu"
+    }
+    return {"params": params, "views": traverse_util.unflatten_dict(views)}

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig
-from jaxsqueeze.runner.buckets import make_buckets
+from jaxsqueeze.runner.buckets import decode_sizes, make_buckets
 from jaxsqueeze.runner.compiles import CompileCounter
 
 
@@ -24,13 +24,13 @@ def test_a_compilation_is_noticed_and_a_second_call_is_not():
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("min_rows", [1, 2, 4])
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "bfloat16"), ("cpu", "float32"), ("gpu", "bfloat16")])
 @pytest.mark.parametrize("max_slots", [1, 2, 3, 6, 32, 33])
 @pytest.mark.parametrize("max_step_tokens", [32, 96, 256, 1024])
-def test_every_step_fits_a_bucket(deterministic, min_rows, max_slots, max_step_tokens):
+def test_every_step_fits_a_bucket(deterministic, platform, dtype, max_slots, max_step_tokens):
     """Any number of rows up to max_slots, beside any number of prefill rows up to the step's budget; few programs."""
     config = EngineConfig(max_slots=max_slots, max_step_tokens=max_step_tokens, deterministic=deterministic)
-    buckets = make_buckets(config, min_rows)
+    buckets = make_buckets(config, decode_sizes(max_slots, platform, dtype))
     most = max_step_tokens // PREFILL_ROW
     assert len(buckets.decode) <= (1 if deterministic else 7)
     assert len(buckets.mixed) <= (1 if deterministic else 4)
@@ -42,4 +42,3 @@ def test_every_step_fits_a_bucket(deterministic, min_rows, max_slots, max_step_t
             assert picked in buckets.mixed
             assert picked[0] >= beside
             assert prefill_rows <= picked[1] <= most
-    assert min(buckets.decode) >= min_rows

@@ -1,0 +1,100 @@
+"""Compiled programs on disk, ready to run: a second start neither traces nor lowers nor compiles.
+
+jax's own persistent cache is keyed by the lowered program, so it spares the compiling only. Here the key says all that
+the program depends on: the sources of these packages, the versions, the platform, the configuration.
+
+A file is a pickle and holds machine code, as the persistent cache does: the folder must be as private as that one. One
+that cannot be read (another version, half a disk) is as good as none.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import platform
+import shutil
+import tempfile
+import zlib
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+from jax.experimental import serialize_executable
+
+log = logging.getLogger(__name__)
+
+KEPT = 32  # configurations, the last used ones
+
+
+class ProgramStore:
+    """Programs of one configuration. ``facts``: all that decides what they are, besides sources and platform; objects
+    whose ``repr`` tells them apart. Lives beside jax's persistent cache; without one it is empty and keeps nothing."""
+
+    def __init__(self, *facts: object) -> None:
+        root = jax.config.jax_compilation_cache_dir
+        key = hashlib.sha256(repr((_environment(), facts)).encode()).hexdigest()
+        self._folder = Path(root) / "programs" / key if root and jax.config.jax_enable_compilation_cache else None
+
+    def load(self, name: str) -> jax.stages.Compiled | None:
+        """The program saved under ``name``, if there is a readable one."""
+        if self._folder is None or not (path := self._folder / name).is_file():
+            return None
+        try:
+            program = serialize_executable.deserialize_and_load(*pickle.loads(zlib.decompress(path.read_bytes())))
+            os.utime(self._folder)
+        except Exception as error:
+            log.warning("compiling anew: %s cannot be read (%s)", path, error)
+            return None
+        return program
+
+    def save(self, name: str, program: jax.stages.Compiled) -> None:
+        """Keeps the program, whole or not at all; a failure costs the next start its time and is logged."""
+        if self._folder is None:
+            return
+        try:
+            data = zlib.compress(pickle.dumps(serialize_executable.serialize(program)), 1)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                file.write(data)
+            os.replace(file.name, self._folder / name)
+        except Exception as error:
+            log.warning("the next start compiles %s again: it cannot be kept (%s)", name, error)
+
+    def prune(self) -> None:
+        """Drops the configurations that were not used for longest."""
+        if self._folder is None or not self._folder.is_dir():
+            return
+        folders = sorted(self._folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+        for folder in folders[:-KEPT]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _environment() -> tuple[object, ...]:
+    """What compiles: sources, versions, settings, device, and the instructions that a host's processor knows."""
+    sources = hashlib.sha256()
+    package = Path(__file__).resolve().parents[1]
+    for root in (package, package.parent / "pallas_kernels"):
+        for path in sorted(root.rglob("*.py")):
+            sources.update(path.read_bytes())
+    device = jax.devices()[0]
+    return (
+        sources.hexdigest(),
+        platform.python_version(),
+        [version(name) for name in ("jax", "jaxlib", "flax", "numpy")],
+        sorted((name, repr(value)) for name, value in jax.config.values.items()),
+        os.environ.get("XLA_FLAGS"),
+        (device.platform, device.device_kind, device.client.platform_version, jax.device_count()),
+        _processor(),
+    )
+
+
+def _processor() -> object:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return sorted({line for line in lines if line.startswith(("flags", "Features"))})
