@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,6 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, report: Report = quiet) -> None:
-        _use_compile_cache()
         folder = ensure_converted(config.model, "float32" if config.dtype == "float32" else "bfloat16", report)
         manifest = read_manifest(folder)
         self.model_config = cfg = manifest.config
@@ -90,6 +90,7 @@ class Engine:
                 max_model_len=self.max_model_len,
                 num_pages=num_pages,
                 table_widths=widths,
+                programs=_programs_folder(),
             )
 
         kv_bytes = config.kv_bytes
@@ -200,9 +201,10 @@ class Engine:
         return events
 
 
-def _use_compile_cache() -> None:
-    """Compiled programs are kept on disk, however quick they were to make; JAX_COMPILATION_CACHE_DIR moves them."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+def _programs_folder() -> Path | None:
+    """Where compiled programs are kept: JAXSQUEEZE_PROGRAMS, or the user's cache folder. None if jax's own persistent
+    cache is set up: it keeps them then."""
+    if jax.config.jax_compilation_cache_dir:
+        return None
+    override = os.environ.get("JAXSQUEEZE_PROGRAMS")
+    return Path(override).expanduser() if override else cache_folder() / "programs"

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,14 @@ from jaxsqueeze.checkpoint.source import content_hash
 from tests.checkpoint.build import TINY_CONFIG, write_hf_checkpoint
 
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled programs of this run alone: some tests compile with other options than users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXSQUEEZE_PROGRAMS", str(tmp_path_factory.mktemp("programs")))
+        yield
 
 
 @pytest.fixture(scope="session")

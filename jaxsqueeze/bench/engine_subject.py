@@ -69,19 +69,24 @@ class EngineSubject:
             emissions.append(Emission(time_s, rows[event.request_id], len(event.token_ids), ended))
         return {**phases(emissions, len(prompts), len(prompts[0])), **host.shares()}
 
-    def replay(self, requests: list[tuple[list[int], int]], group: int | None, watch: bool) -> dict[str, Any]:
-        """All requests queued at once; with ``group`` that many at a time, the next when all of them have ended.
+    def replay(
+        self, requests: list[tuple[list[int], int]], group: int | None, padded: bool, watch: bool
+    ) -> dict[str, Any]:
+        """All requests queued at once; with ``group`` that many at a time, the next when all of them have ended, and
+        with ``padded`` their prompts filled up to the group's longest.
 
         ``watch``: look at the pages after every step (and report no speed that counts).
         """
-        made = [self._request(ids, output) for ids, output in requests]
-        size = group or len(made)
+        size = group or len(requests)
         waste: list[float] = []
         output = 0
         host = _Host(self._engine)
         begin = time.perf_counter()
-        for first in range(0, len(made), size):
-            for event in self._run(made[first : first + size], waste if watch else None):
+        for first in range(0, len(requests), size):
+            batch = requests[first : first + size]
+            longest = max(len(ids) for ids, _ in batch) if padded else 0
+            made = [self._request(self._filled(ids, longest, n), n) for ids, n in batch]
+            for event in self._run(made, waste if watch else None):
                 output += len(event.token_ids)
         seconds = time.perf_counter() - begin
         wanted = sum(n for _, n in requests)
@@ -96,6 +101,10 @@ class EngineSubject:
             **host.shares(),
             **({"page_tail_waste": sum(waste) / len(waste)} if watch else {}),
         }
+
+    def _filled(self, ids: list[int], length: int, output: int) -> list[int]:
+        """The prompt behind as many padding tokens as bring it to ``length``, if the output still fits then."""
+        return [0] * (min(length, self._engine.max_model_len - output) - len(ids)) + ids
 
     def start_profile(self, directory: str) -> None:
         """Everything until ``stop_profile`` goes into a trace under ``directory``."""

@@ -1,10 +1,12 @@
 """Compiled programs on disk, ready to run: a second start neither traces nor lowers nor compiles.
 
-jax's own persistent cache is keyed by the lowered program, so it spares the compiling only. Here the key says all that
-the program depends on: the sources of these packages, the versions, the platform, the configuration.
+jax's persistent compilation cache is keyed by the lowered program, so it spares the compiling only (demo model, 9
+programs: 14.1 s with it, 7.0 s from here). Here the key says all that programs depend on: the sources of these
+packages, the versions, the platform, the configuration. The two do not mix: on CPU a program that comes from jax's
+cache cannot be saved again (it loads, and misses its functions when it runs).
 
-A file is a pickle and holds machine code, as the persistent cache does: the folder must be as private as that one. One
-that cannot be read (another version, half a disk) is as good as none.
+A file is a pickle and holds machine code: the folder must be as private as any code. One that cannot be read (another
+version, half a disk) is as good as none.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ KEPT = 32  # configurations, the last used ones
 
 
 class ProgramStore:
-    """Programs of one configuration. ``facts``: all that decides what they are, besides sources and platform; objects
-    whose ``repr`` tells them apart. Lives beside jax's persistent cache; without one it is empty and keeps nothing."""
+    """Programs of one configuration, in a folder below ``root``; None: keeps nothing.
 
-    def __init__(self, *facts: object) -> None:
-        root = jax.config.jax_compilation_cache_dir
+    ``facts``: all that decides what the programs are, besides sources and platform; their ``repr`` tells them apart.
+    """
+
+    def __init__(self, root: Path | None, *facts: object) -> None:
         key = hashlib.sha256(repr((_environment(), facts)).encode()).hexdigest()
-        self._folder = Path(root) / "programs" / key if root and jax.config.jax_enable_compilation_cache else None
+        self._folder = root and root / key
 
     def load(self, name: str) -> jax.stages.Compiled | None:
         """The program saved under ``name``, if there is a readable one."""

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ Key = tuple[str, int, int]  # program, decode rows, prefill rows
 
 class Runner:
     """One model on one device. ``num_pages``: per cache group, page 0 included; ``table_widths``: columns of each
-    group's page table."""
+    group's page table; ``programs``: folder that keeps the compiled programs."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Runner:
         max_model_len: int,
         num_pages: tuple[int, ...],
         table_widths: tuple[int, ...],
+        programs: Path | None,
     ) -> None:
         self._config, self._model_config = config, model_config
         self._max_model_len, self._widths = max_model_len, table_widths
@@ -59,7 +61,7 @@ class Runner:
             model_config, num_pages, config.page_size, storage_dtype(jnp.dtype(dtype), platform)
         )
         facts = model_config, dataclasses.replace(config, model="", seed=0), dtype, max_model_len, self._abstract_pool
-        self._store = ProgramStore(*facts, table_widths)
+        self._store = ProgramStore(programs, *facts, table_widths)
         self._programs: dict[Key, Callable[..., Any]] = {}
         self._wants_logprobs = np.zeros(config.max_slots + 1, bool)
         self.temp_bytes = 0  # the largest program's own buffers, known after warm_up

@@ -69,14 +69,14 @@ def test_a_batch_runs_to_full_length_and_has_all_figures(subject):
 
 
 def test_static_groups_wait_for_their_slowest_and_continuous_slots_are_refilled(subject):
-    static = subject.replay(requests=REQUESTS, group=2, watch=False)
+    static = subject.replay(requests=REQUESTS, group=2, padded=False, watch=False)
     lives = life(subject.seen)
     assert len(lives) == 5
     for group in (0, 2):
         slowest = max(end for _, end in lives[group : group + 2])
         assert all(begin > slowest for begin, _ in lives[group + 2 :])
     subject.seen.clear()
-    continuous = subject.replay(requests=REQUESTS, group=None, watch=False)
+    continuous = subject.replay(requests=REQUESTS, group=None, padded=False, watch=False)
     lives = life(subject.seen)
     assert lives[2][0] < lives[0][1]  # the third took the second's slot while the first was still running
     for figures in (static, continuous):
@@ -86,8 +86,21 @@ def test_static_groups_wait_for_their_slowest_and_continuous_slots_are_refilled(
         assert "page_tail_waste" not in figures
 
 
+def test_padded_groups_prefill_their_longest_prompt_for_everyone(subject, monkeypatch):
+    lengths = []
+    add = subject._engine.add
+    monkeypatch.setattr(subject._engine, "add", lambda r: (lengths.append(len(r.prompt_ids)), add(r)))
+    figures = subject.replay(requests=REQUESTS, group=2, padded=True, watch=False)
+    longest = [max(len(ids) for ids, _ in REQUESTS[i : i + 2]) for i in (0, 2, 4)]
+    room = [64 - output for _, output in REQUESTS]
+    assert lengths == [min(longest[i // 2], room[i]) for i in range(5)]
+    assert lengths != [len(ids) for ids, _ in REQUESTS]
+    # Padding is work, not throughput.
+    assert figures["total_tokens_per_s"] == pytest.approx((54 + 52) / figures["seconds"])
+
+
 def test_page_tail_waste_is_the_mean_over_steps_that_leave_something_in_the_pool(subject):
-    figures = subject.replay(requests=REQUESTS, group=None, watch=True)
+    figures = subject.replay(requests=REQUESTS, group=None, padded=False, watch=True)
     shares = [sum(s.tail_tokens) / sum(s.live_tokens) for _, s in subject.seen if sum(s.live_tokens)]
     assert figures["page_tail_waste"] == pytest.approx(sum(shares) / len(shares))
     assert figures["page_tail_waste"] > 0
@@ -142,11 +155,13 @@ def test_static_batching_command(opened, tiny_model, tmp_path, capsys, monkeypat
     assert main(["bench", "--model", str(tiny_model), *FLAGS, *flags, "--json", str(tmp_path / "r.json")]) == 0
     report = json.loads((tmp_path / "r.json").read_text())
     speeds = {name: figures["output_tokens_per_s"] for name, figures in report["median"].items()}
-    assert report["continuous_over_static"] == pytest.approx(speeds["continuous"] / speeds["static"])
+    assert report["continuous_over"] == pytest.approx(
+        {name: speeds["continuous"] / speeds[name] for name in ("static", "static, unpadded")}
+    )
     assert report["page_tail_waste"] > 0
     text = capsys.readouterr().out
     assert "5 requests, lengths x 1, time x 1, 1 longer than 64 tokens left out" in text
-    assert "continuous / static throughput" in text
+    assert "continuous / static, throughput" in text
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path, capfd):

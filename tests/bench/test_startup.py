@@ -15,7 +15,7 @@ from jaxsqueeze.cli import main
 # Answers 503 twice before 200, and leaves a file in the compile cache, as the real server does.
 STAND_IN = """
 import http.server, os, pathlib, sys
-cache = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+cache = pathlib.Path(os.environ["JAXSQUEEZE_PROGRAMS"])
 with open(os.environ["STARTS"], "a") as log:
     print(len(list(cache.glob("*"))) if cache.exists() else 0, *sys.argv[1:], file=log)
 if os.environ.get("WRITES", "1") == "1":
@@ -50,7 +50,7 @@ def test_one_cold_start_then_warm_ones_on_its_cache(starts, tmp_path, capsys):
     assert figures["cold_s"] > 2 * startup.POLL_S  # two refusals were waited out
     assert len(figures["warm_repeats_s"]) == 2
     assert "repeat with: jaxsqueeze bench --model m --startup --repeats 2" in capsys.readouterr().out
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert "JAXSQUEEZE_PROGRAMS" not in os.environ
 
 
 def test_a_server_that_ignores_the_cache_is_found_out(starts, monkeypatch, capsys):
