@@ -23,6 +23,7 @@ from jaxsqueeze.kv.pool import KVPool, abstract_pool, allocate, storage_dtype
 from jaxsqueeze.models.attention import GroupPages
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.decoder import Decoder, Params
+from jaxsqueeze.runner import host_memory
 from jaxsqueeze.runner import state as slot_state
 from jaxsqueeze.runner.buckets import decode_sizes, make_buckets
 from jaxsqueeze.runner.program_store import ProgramStore
@@ -93,6 +94,7 @@ class Runner:
                 progress(done, len(keys))
         if built:
             self._store.prune()
+        host_memory.trim()
 
     def _build(self, key: Key, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         program = lowered.compile()
