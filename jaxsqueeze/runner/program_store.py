@@ -11,6 +11,7 @@ version, half a disk) is as good as none.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -47,10 +48,11 @@ class ProgramStore:
             return None
         try:
             program = serialize_executable.deserialize_and_load(*pickle.loads(zlib.decompress(path.read_bytes())))
-            os.utime(self._folder)
-        except Exception as error:
+        except Exception as error:  # whatever unpickling or the device runtime raises
             log.warning("compiling anew: %s cannot be read (%s)", path, error)
             return None
+        with contextlib.suppress(OSError):  # a cache that others may only read
+            os.utime(self._folder)
         return program
 
     def save(self, name: str, program: jax.stages.Compiled) -> None:
@@ -60,19 +62,21 @@ class ProgramStore:
         try:
             data = zlib.compress(pickle.dumps(serialize_executable.serialize(program)), 1)
             self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                file.write(data)
-            os.replace(file.name, self._folder / name)
-        except Exception as error:
+            with tempfile.TemporaryDirectory(dir=self._folder, prefix=".") as work:
+                part = Path(work) / name
+                part.write_bytes(data)
+                part.replace(self._folder / name)
+        except Exception as error:  # the same, or a full disk
             log.warning("the next start compiles %s again: it cannot be kept (%s)", name, error)
 
     def prune(self) -> None:
         """Drops the configurations that were not used for longest."""
         if self._folder is None or not self._folder.is_dir():
             return
-        folders = sorted(self._folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
-        for folder in folders[:-KEPT]:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may be dropping them too
+            folders = sorted(self._folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime)
+            for folder in folders[:-KEPT]:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @functools.cache

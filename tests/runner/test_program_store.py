@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,6 +78,27 @@ def test_only_the_last_used_configurations_stay(tmp_path):
     assert kept == [0, *range(4, KEPT + 3)]
 
 
-def test_no_half_written_file_is_left(tmp_path):
-    ProgramStore(tmp_path, "a").save("step", compiled(3))
+def test_no_half_written_file_is_left(tmp_path, monkeypatch):
+    store = ProgramStore(tmp_path, "a")
+    store.save("step", compiled(3))
+    monkeypatch.setattr(Path, "write_bytes", no_space)
+    store.save("other", compiled(3))
     assert [path.name for path in tmp_path.glob("*/*")] == ["step"]
+
+
+def test_a_folder_that_may_only_be_read_is_used(tmp_path, monkeypatch):
+    ProgramStore(tmp_path, "a").save("step", compiled(3))
+    monkeypatch.setattr(os, "utime", no_space)
+    assert ProgramStore(tmp_path, "a").load("step") is not None
+
+
+def test_a_configuration_that_another_process_drops_meanwhile_does_no_harm(tmp_path, monkeypatch):
+    ProgramStore(tmp_path, "a").save("step", compiled(3))
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([gone]))
+    ProgramStore(tmp_path, "a").prune()
+    assert ProgramStore(tmp_path, "a").load("step") is not None
+
+
+def no_space(*_args: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
