@@ -25,6 +25,10 @@ MAX_BAD_WORDS = 32  # token sequences, both spellings of a word counted
 MAX_BAD_WORD_LEN = 8  # tokens in one of them
 MAX_CHOICES = 128  # n
 
+# In place of a sampled token.
+NO_TOKEN = -1  # the row had ended, or was not asked for one
+NOT_FINITE = -2  # the row's logits were not finite: its request ends with an error
+
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"  # an EOS or stop id was sampled, or a stop string was found
@@ -68,13 +72,10 @@ class SamplingParams:
             if not ok:
                 raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}")
 
-        def finite(x: float) -> bool:
-            return math.isfinite(x)
-
         need(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", ">= 0")
         need(self.min_tokens >= 0, "min_tokens", ">= 0")
         need(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "<= max_tokens")
-        need(finite(self.temperature) and 0 <= self.temperature <= 100, "temperature", "between 0 and 100")
+        need(math.isfinite(self.temperature) and 0 <= self.temperature <= 100, "temperature", "between 0 and 100")
         need(self.top_k >= -1, "top_k", "-1 or 0 (off) or positive")
         need(0 < self.top_p <= 1, "top_p", "in (0, 1]")
         need(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
@@ -96,10 +97,6 @@ class SamplingParams:
             need(value is None or 0 <= value <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}")
         need(all(self.stop), "stop", "non-empty strings")
         need(len(self.stop_token_ids) <= MAX_STOP_IDS, "stop_token_ids", f"at most {MAX_STOP_IDS} ids")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,8 +205,7 @@ class LogprobArrays:
 
 @dataclasses.dataclass(frozen=True)
 class StepOutput:
-    """What a step produced. -1 marks "no token": a row that had already ended, or a chunk that does not sample;
-    -2 marks a row whose logits were not finite (the request ends with an error)."""
+    """What a step produced; tokens may be ``NO_TOKEN`` or ``NOT_FINITE``."""
 
     step_id: int
     decode_tokens: np.ndarray  # i32[num_steps, b]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from jaxsqueeze.runner.program_store import ProgramStore
 from jaxsqueeze.runner.sampling import Logprobs
 from jaxsqueeze.runner.steps import DecodeInputs, PrefillInputs, StepResult, decode_n, mixed
 from jaxsqueeze.runner.views import with_views
-from jaxsqueeze.types import GroupTables, LogprobArrays, StepOutput, StepPlan
+from jaxsqueeze.types import Chunk, GroupTables, LogprobArrays, StepOutput, StepPlan
 
 Key = tuple[str, int, int]  # program, decode rows, prefill rows
 
@@ -177,7 +177,7 @@ class Runner:
         return DecodeInputs(padded, _pages(tables, padded), np.int32(num_steps))
 
     def _prefill_inputs(
-        self, chunks: Any, tables: tuple[GroupTables, ...], rows: int
+        self, chunks: Sequence[Chunk], tables: tuple[GroupTables, ...], rows: int
     ) -> tuple[PrefillInputs, list[_ChunkRows]]:
         shape = (rows, PREFILL_ROW)
         tokens, targets = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
@@ -248,7 +248,7 @@ class Pending:
         rows = len(self.plan.decode_slots)
         tokens = np.asarray(self._decode.decode_tokens)[: self.plan.num_steps, :rows]
         last = [c.last_row for c in self._chunks]
-        sampled = np.full(len(last), -1, np.int32)
+        sampled = np.empty(0, np.int32)
         chunk_logprobs = None
         scores: tuple[LogprobArrays | None, ...] = ()
         if self._chunks:

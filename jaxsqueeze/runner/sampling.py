@@ -15,9 +15,7 @@ from flax import struct
 from jax import lax
 
 from jaxsqueeze.runner.state import SlotParams, SlotState
-from jaxsqueeze.types import MAX_LOGPROBS
-
-BAD_LOGITS = -2  # in place of a token: the row's logits were not finite
+from jaxsqueeze.types import MAX_LOGPROBS, NOT_FINITE
 
 
 @struct.dataclass
@@ -35,7 +33,7 @@ def sample(
 ) -> tuple[jax.Array, Logprobs]:
     """Tokens i32[B] for absolute ``positions_B`` of the sequences in ``slots_B``, and their logprobs.
 
-    Rows whose logits have a NaN or no finite value give ``BAD_LOGITS``. Logprobs are zeros where no row wants them.
+    Rows whose logits have a NaN or no finite value give ``NOT_FINITE``. Logprobs are zeros where no row wants them.
     """
     with jax.named_scope("sample"):
         p = jax.tree.map(
@@ -54,7 +52,7 @@ def sample(
             lambda: score(logits_BV, token_B),
             lambda: empty_logprobs((logits_BV.shape[0],)),
         )
-        return jnp.where(finite_B, token_B, BAD_LOGITS), logprobs
+        return jnp.where(finite_B, token_B, NOT_FINITE), logprobs
 
 
 def score(logits_BV: jax.Array, token_B: jax.Array) -> Logprobs:

@@ -16,6 +16,7 @@ from jaxsqueeze.models.attention import GroupPages, QueryRows
 from jaxsqueeze.models.decoder import Decoder, Variables
 from jaxsqueeze.runner.sampling import Logprobs, empty_logprobs, sample, score
 from jaxsqueeze.runner.state import SlotParams, SlotState
+from jaxsqueeze.types import NO_TOKEN
 
 SCORE_ROWS = 32  # prompt positions scored at once: bounds the logits buffer to SCORE_ROWS * V floats
 
@@ -41,7 +42,7 @@ class PrefillInputs:
 
 @struct.dataclass
 class StepResult:
-    """-1: no token (see types.StepOutput). The leading axis of decode outputs is the step."""
+    """See types.StepOutput. The leading axis of decode outputs is the step."""
 
     decode_tokens: jax.Array  # i32[steps, B]
     decode_logprobs: Logprobs  # [steps, B]
@@ -86,7 +87,9 @@ def decode_n(
         put = lambda whole, new: lax.dynamic_update_index_in_dim(whole, new, c.step, 0)  # noqa: E731
         return Carry(c.step + 1, pool, state, put(c.tokens, tokens), jax.tree.map(put, c.logprobs, logprobs))
 
-    start = Carry(jnp.int32(0), pool, state, jnp.full((max_steps, B), -1, jnp.int32), empty_logprobs((max_steps, B)))
+    start = Carry(
+        jnp.int32(0), pool, state, jnp.full((max_steps, B), NO_TOKEN, jnp.int32), empty_logprobs((max_steps, B))
+    )
     end = lax.while_loop(more, one, start)
     return end.pool, end.state, StepResult(end.tokens, end.logprobs, None, None, None)
 
@@ -152,7 +155,7 @@ def _sample_and_advance(
 ) -> tuple[jax.Array, Logprobs, SlotState]:
     """Samples for absolute ``positions``; live rows move on and end at a stop id or at their length.
 
-    Returns tokens (-1 for rows that are not live), logprobs, state.
+    Returns tokens (``NO_TOKEN`` for rows that are not live), logprobs, state.
     """
     tokens, logprobs = sample(logits, positions, slots, slot_params, state)
     stopped = jnp.any(slot_params.stop_ids[slots] == tokens[:, None], axis=1) & (tokens >= 0)
@@ -166,7 +169,7 @@ def _sample_and_advance(
         recent=state.recent.at[where].set(recent),
         output_count=state.output_count.at[where, jnp.maximum(tokens, 0)].add(1),
     )
-    return jnp.where(live, tokens, -1), logprobs, state
+    return jnp.where(live, tokens, NO_TOKEN), logprobs, state
 
 
 def _score_prompt(model: Decoder, variables: Variables, hidden_NQH: jax.Array, targets_NQ: jax.Array) -> Logprobs:

@@ -16,10 +16,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxsqueeze.types import Admit, FinishReason, Logprob, Request
-
-NO_TOKEN = -1  # StepOutput: the row had ended
-NOT_FINITE = -2  # StepOutput: the row's logits were not finite
+from jaxsqueeze.types import NOT_FINITE, Admit, FinishReason, Logprob, Request
 
 
 @dataclasses.dataclass(eq=False, slots=True)
