@@ -18,7 +18,7 @@ from jaxsqueeze.kv.pool import KVPool, abstract_pool
 from jaxsqueeze.models.attention import Attention, GroupPages, QueryRows
 from jaxsqueeze.models.config import LayerConfig, ModelConfig
 from jaxsqueeze.models.layers import Embedding, GatedMLP, RMSNorm
-from jaxsqueeze.models.rope import attention_scale, inv_freq
+from jaxsqueeze.models.rope import cos_sin
 
 Params = dict[str, Any]
 Variables = dict[str, Any]  # {"params": Params, "views": see runner/views.py}
@@ -62,7 +62,7 @@ def _traced_once(cfg: ModelConfig, layer: LayerConfig, group: int, dtype: jnp.dt
 
 
 class Decoder(nn.Module):
-    """``max_len`` fixes the rope tables: one table per server (see models/rope.py)."""
+    """``max_len`` fixes the rope frequencies: one set per server (see models/rope.py)."""
 
     cfg: ModelConfig
     dtype: jnp.dtype
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
                 x_TH = x_TH * jnp.asarray(c.embed_scale, self.dtype)
         positions_T = jnp.concatenate([r.positions.reshape(-1) for r in rows])
         with jax.named_scope("rope"):
-            ropes = [self._cos_sin(i, positions_T) for i in range(len(c.ropes))]
+            ropes = [cos_sin(rope, self.max_len, positions_T) for rope in c.ropes]
         k, v = list(pool.k), list(pool.v)
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
@@ -107,13 +107,6 @@ class Decoder(nn.Module):
                 logits = c.final_softcap * jnp.tanh(logits / c.final_softcap)
             return logits
 
-    def _cos_sin(self, index: int, positions_T: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """cos and sin f32[T, rotary / 2], scaled by the kind's attention factor."""
-        rope = self.cfg.ropes[index]
-        angles = positions_T.astype(jnp.float32)[:, None] * inv_freq(rope, self.max_len)
-        factor = attention_scale(rope, self.max_len)
-        return jnp.cos(angles) * factor, jnp.sin(angles) * factor
-
     def init_all(self, tokens_T, pool, rows):
         """Touches every parameter, for ``init``."""
         x, pool = self(tokens_T, pool, rows)
@@ -121,8 +114,8 @@ class Decoder(nn.Module):
 
 
 def abstract_params(cfg: ModelConfig, dtype: jnp.dtype) -> Params:
-    """The parameter tree as ShapeDtypeStructs boxed with logical axis names: the one declaration that init, loading
-    and sharding share."""
+    """The parameter tree as ShapeDtypeStructs boxed with logical axis names. The converter and the loader know the same
+    shapes without a device (families/rules.py)."""
     groups = cfg.cache_groups()
     pages = GroupPages(jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
     rows = (QueryRows(jax.ShapeDtypeStruct((1, 1), jnp.int32), (pages,) * len(groups)),)

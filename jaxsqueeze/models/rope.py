@@ -1,11 +1,11 @@
-"""Rotary position embedding (Su et al. 2021) and its context-extension schemes, as one table per server.
+"""Rotary position embedding (Su et al. 2021) and its context-extension schemes, one set of frequencies per server.
 
-The frequencies of some schemes depend on the length served. Mixing two tables in one KV cache gives silently wrong
-attention, so the served ``max_len`` (tokens) alone fixes the table: longrope takes its short factors up to the
+The frequencies of some schemes depend on the length served. Mixing two sets in one KV cache gives silently wrong
+attention, so the served ``max_len`` (tokens) alone fixes them: longrope takes its short factors up to the
 trained length and its long ones past it, dynamic NTK takes the base of ``max_len``.
 
-Pairs are half split: ``(i, i + rotary_dim / 2)``; dims from ``rotary_dim`` on pass through. Tables are computed in
-float64 and rounded once.
+Pairs are half split: ``(i, i + rotary_dim / 2)``; dims from ``rotary_dim`` on pass through. Frequencies are
+computed in float64 and rounded once; angles, cos and sin are float32.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def attention_scale(rope: RopeConfig, max_len: int) -> float:
     return mscale(1.0)
 
 
-def cos_sin_table(rope: RopeConfig, max_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin, f32[max_len, rotary_dim / 2] each, already scaled by ``attention_scale``."""
-    angles = np.arange(max_len, dtype=np.float64)[:, None] * _inv_freq(rope, max_len)
+def cos_sin(rope: RopeConfig, max_len: int, positions_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, f32[T, rotary_dim / 2] each, already scaled by ``attention_scale``."""
+    angles = positions_T.astype(jnp.float32)[:, None] * inv_freq(rope, max_len)
     scale = attention_scale(rope, max_len)
-    return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from jaxsqueeze.models.config import RopeConfig
-from jaxsqueeze.models.rope import apply_rope, attention_scale, cos_sin_table, inv_freq
+from jaxsqueeze.models.rope import apply_rope, attention_scale, cos_sin, inv_freq
+
+
+def table(rope: RopeConfig, max_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of every position a server of ``max_len`` has."""
+    cos, sin = cos_sin(rope, max_len, jnp.arange(max_len))
+    return np.asarray(cos), np.asarray(sin)
 
 
 def test_default_frequencies():
@@ -26,7 +32,7 @@ def test_partial_rotary_frequencies_and_pairs():
     rope = RopeConfig(10_000.0, 4)  # of a head of 8
     np.testing.assert_allclose(inv_freq(rope, 1), [1, 0.01], rtol=1e-6)
     x = np.arange(1.0, 9.0, dtype=np.float32)
-    cos, sin = cos_sin_table(rope, 3)
+    cos, sin = table(rope, 3)
     out = np.asarray(apply_rope(jnp.asarray(x), cos[2], sin[2]))
     for (a, b), angle in {(0, 2): 2.0, (1, 3): 0.02}.items():
         turned = complex(x[a], x[b]) * complex(math.cos(angle), math.sin(angle))
@@ -44,7 +50,7 @@ def test_longrope_switches_tables_one_past_the_trained_length():
     np.testing.assert_allclose(inv_freq(rope, 17), long, rtol=1e-6)
     scale = math.sqrt(1 + math.log(4) / math.log(16))
     assert attention_scale(rope, 16) == attention_scale(rope, 17) == pytest.approx(scale)
-    cos, sin = cos_sin_table(rope, 17)
+    cos, sin = table(rope, 17)
     angles = np.outer(np.arange(17), long)
     np.testing.assert_allclose(cos, scale * np.cos(angles), atol=1e-6)
     np.testing.assert_allclose(sin, scale * np.sin(angles), atol=1e-6)
@@ -93,13 +99,13 @@ def test_yarn_ramp_with_and_without_truncation():
 def test_yarn_attention_scale(fields, scale):
     rope = RopeConfig(**{"factor": 4.0, **fields}, theta=100.0, rotary_dim=8, kind="yarn", original_max_len=64)
     assert attention_scale(rope, 64) == pytest.approx(scale)
-    assert cos_sin_table(rope, 2)[0][0, 0] == pytest.approx(scale)  # cos 0
+    assert table(rope, 2)[0][0, 0] == pytest.approx(scale)  # cos 0
 
 
 def test_scores_depend_on_distance_only():
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 8)).astype(np.float32)
-    cos, sin = cos_sin_table(RopeConfig(50.0, 8), 40)
+    cos, sin = table(RopeConfig(50.0, 8), 40)
 
     def score(i: int, j: int) -> float:
         return float(apply_rope(jnp.asarray(q), cos[i], sin[i]) @ apply_rope(jnp.asarray(k), cos[j], sin[j]))
@@ -110,7 +116,7 @@ def test_scores_depend_on_distance_only():
 
 def test_apply_rope_keeps_dtype_and_rounds_once():
     x = jnp.asarray(np.random.default_rng(1).normal(size=(5, 2, 8)), jnp.bfloat16)
-    cos, sin = (t[:5, None] for t in cos_sin_table(RopeConfig(50.0, 8), 5))
+    cos, sin = (t[:5, None] for t in table(RopeConfig(50.0, 8), 5))
     out = apply_rope(x, cos, sin)
     assert out.dtype == jnp.bfloat16
     np.testing.assert_array_equal(out, apply_rope(x.astype(jnp.float32), cos, sin).astype(jnp.bfloat16))
@@ -153,5 +159,5 @@ def test_tables_match_transformers(kind, extra, length):
     )
     theirs = LlamaRotaryEmbedding(hf)(torch.zeros(1), torch.arange(length)[None])
     cfg = config_from_hf({**hf.to_dict(), "architectures": ["LlamaForCausalLM"]})
-    for ours, reference in zip(cos_sin_table(cfg.ropes[0], length), theirs, strict=True):
+    for ours, reference in zip(table(cfg.ropes[0], length), theirs, strict=True):
         np.testing.assert_allclose(ours, reference[0, :, :6].numpy(), atol=3e-5)
