@@ -22,8 +22,9 @@ import jax.numpy as jnp
 
 from jaxsqueeze.checkpoint.demo import cache_folder
 from jaxsqueeze.checkpoint.ensure import ensure_converted
+from jaxsqueeze.checkpoint.manifest import read_manifest
 from jaxsqueeze.checkpoint.source import Report, quiet
-from jaxsqueeze.checkpoint.store import load_params, read_manifest
+from jaxsqueeze.checkpoint.store import load_params
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig
 from jaxsqueeze.kv.pool import storage_dtype
 from jaxsqueeze.kv.sizing import default_kv_bytes, size_pool

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jaxsqueeze.checkpoint.source import SourceError, TensorSource
 from jaxsqueeze.models.config import ModelConfig
@@ -41,7 +42,7 @@ class Job:
         """Bytes of the parameters of one unit, or of all, when stored in ``dtype``."""
         paths = self.plan if unit is None else self.paths(unit)
         return sum(
-            int(np.prod(rules.param_shape(self.config, p))) * _stored_dtype(self.plan[p], dtype).itemsize for p in paths
+            int(np.prod(rules.param_shape(self.config, p))) * rules.stored_dtype(p, dtype).itemsize for p in paths
         )
 
 
@@ -81,22 +82,14 @@ def prepare(source: TensorSource) -> Job:
 
 def build_unit(job: Job, unit: str, dtype: np.dtype) -> dict[str, Any]:
     """The nested parameters of one unit (without the unit's own name), weights in ``dtype``, norms in float32."""
-    tree: dict[str, Any] = {}
+    params: dict[str, np.ndarray] = {}
     for path in job.paths(unit):
         rule = job.plan[path]
-        own = _stored_dtype(rule, dtype)
+        own = rules.stored_dtype(path, dtype)
         value = rules.apply(rule.rule, job.config, [job.source.get(name, own) for name in rule.sources])
         assert (value.shape, value.dtype) == (rules.param_shape(job.config, path), own), path
-        *folders, leaf = path.split("/")[1:]
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[leaf] = value
-    return tree
-
-
-def _stored_dtype(rule: TensorRule, dtype: np.dtype) -> np.dtype:
-    return np.dtype(np.float32) if rule.rule in (rules.NORM, rules.NORM_PLUS_ONE) else dtype
+        params[path] = value
+    return unflatten_dict(params, sep="/")[unit]
 
 
 def _missing(source: TensorSource, config: ModelConfig, name: str) -> str:

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
 }
+_KNOWN = ", ".join(ARCHITECTURES)
 _LLAMA3_TRAINED_LEN = 8192
 
 
@@ -56,13 +57,10 @@ def hf_config(
     """
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise SourceError(f"{path}: unknown GGUF architecture {architecture!r}; known: {known}")
+        raise SourceError(f"{path}: unknown GGUF architecture {architecture!r}; known: {_KNOWN}")
     f = _Fields(path, metadata, architecture)
     if f.get("expert_count"):
-        raise SourceError(
-            f"{path}: mixture-of-experts {architecture} is an unknown architecture; known: {known_dense()}"
-        )
+        raise SourceError(f"{path}: mixture-of-experts {architecture} is an unknown architecture; known: {_KNOWN}")
     heads, hidden = f.need("attention.head_count"), f.need("embedding_length")
     head_dim = f.get("attention.key_length") or hidden // heads
     config: dict[str, Any] = {
@@ -98,10 +96,6 @@ def hf_config(
         },
     }[architecture]()
     return {**config, **extra}
-
-
-def known_dense() -> str:
-    return ", ".join(ARCHITECTURES)
 
 
 def _llama(window: int | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ header beside it. Pickled weights are refused, and no code that comes with a che
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,7 +47,7 @@ class HFFolder:
         self.path = path
         if not (path / "config.json").is_file():
             raise SourceError(f"{path}: no config.json here; give the folder of a Hugging Face checkpoint")
-        self.hf_config = _flatten(read_json(path / "config.json"))
+        self.hf_config = _without_auto_map(read_json(path / "config.json"))
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.is_file() else {}
         self._files = self._weight_files()
@@ -130,13 +131,14 @@ class HFFolder:
         raise SourceError(f"{self.path}: no safetensors weights here; download {_SINGLE} or its shards and index")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Stored:
     """Where one tensor's bytes are."""
 
-    __slots__ = ("dtype", "file", "shape", "start")
-
-    def __init__(self, file: Path, dtype: str, shape: tuple[int, ...], start: int):
-        self.file, self.dtype, self.shape, self.start = file, dtype, shape, start
+    file: Path
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+    start: int  # bytes from the start of the file
 
 
 def _read_header(file: Path) -> dict[str, _Stored]:
@@ -166,6 +168,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _flatten(config: dict[str, Any]) -> dict[str, Any]:
-    """The config as it is; ``auto_map`` (code that comes with a checkpoint) is dropped unread."""
+def _without_auto_map(config: dict[str, Any]) -> dict[str, Any]:
+    """``auto_map`` names code that comes with a checkpoint: dropped unread."""
     return {key: value for key, value in config.items() if key != "auto_map"}

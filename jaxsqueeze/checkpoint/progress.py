@@ -1,4 +1,4 @@
-"""Progress bars on stderr for fetching, converting and loading, as a ``source.Report``."""
+"""Progress bars on stderr for fetching, converting, loading and compiling, as a ``source.Report``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from jaxsqueeze.checkpoint.source import Report
 def progress_bars() -> Iterator[Report]:
     """One bar per stage, made when the stage first reports; plain silence where stderr is not a terminal."""
     columns = (TextColumn("{task.description:>12}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not Console(stderr=True).is_terminal) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def report(stage: str, done: int, total: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 DTypeName = Literal["bfloat16", "float32"]
 DTYPES: dict[str, np.dtype] = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
 
-# Progress of one stage: (what is happening, units done, units in all); units are bytes.
+# Progress of one stage: (what is happening, done, in all); bytes, parameter units or programs, as the stage counts.
 Report = Callable[[str, int, int], None]
 
 _CAST_ELEMENTS = 1 << 22  # elements cast at once: bounds the temporaries of a cast

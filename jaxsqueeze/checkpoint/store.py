@@ -9,14 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
-from jaxsqueeze.checkpoint.manifest import Manifest, is_converted, read_manifest
+from jaxsqueeze.checkpoint.manifest import read_manifest
 from jaxsqueeze.checkpoint.orbax_units import checkpointer, read_unit
 from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, Report, SourceError, cast, quiet
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.families import rules, tensor_plan, units
-
-__all__ = ["Manifest", "is_converted", "load_params", "read_manifest"]
 
 Placement = jax.sharding.Sharding | Callable[[str], jax.sharding.Sharding] | None
 _READERS = 4  # units read at once
@@ -44,7 +43,8 @@ def load_params(
         raise SourceError(f"{folder}: holds {len(manifest.units)} units, not the {len(names)} of this config")
 
     def load(unit: str) -> dict[str, Any]:
-        like = _nest({p: _stored(cfg, p, manifest.dtype) for p in tensor_plan(cfg) if p.startswith(f"{unit}/")})[unit]
+        paths = [path for path in tensor_plan(cfg) if path.startswith(f"{unit}/")]
+        like = unflatten_dict({path: _stored(cfg, path, manifest.dtype) for path in paths}, sep="/")[unit]
         tree = read_unit(orbax, folder, unit, like)
 
         def place(keys: tuple[Any, ...], value: np.ndarray, expected: jax.ShapeDtypeStruct) -> jax.Array:
@@ -54,7 +54,7 @@ def load_params(
                     f"{folder}: {path} is {value.dtype}{list(value.shape)}, not {expected.dtype}"
                     f"{list(expected.shape)}; delete the folder and convert again"
                 )
-            value = value if path.endswith("/scale") else cast(value, target)
+            value = cast(value, rules.stored_dtype(path, target))
             return jax.device_put(value, sharding(path) if callable(sharding) else sharding)
 
         return jax.tree_util.tree_map_with_path(place, tree, like)
@@ -68,16 +68,4 @@ def load_params(
 
 
 def _stored(cfg: ModelConfig, path: str, dtype: DTypeName) -> jax.ShapeDtypeStruct:
-    stored = np.dtype(np.float32) if path.endswith("/scale") else DTYPES[dtype]
-    return jax.ShapeDtypeStruct(rules.param_shape(cfg, path), stored)
-
-
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *folders, leaf = path.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[leaf] = value
-    return tree
+    return jax.ShapeDtypeStruct(rules.param_shape(cfg, path), rules.stored_dtype(path, DTYPES[dtype]))

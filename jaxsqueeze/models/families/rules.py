@@ -66,6 +66,11 @@ def param_shape(cfg: ModelConfig, path: str) -> tuple[int, ...]:
     raise ValueError(f"unknown parameter {path!r}")
 
 
+def stored_dtype(path: str, dtype: np.dtype) -> np.dtype:
+    """Type of the parameter at ``path`` in a model of ``dtype``: norm scales are always float32."""
+    return np.dtype(np.float32) if path.endswith("/scale") else dtype
+
+
 def rule_shapes(rule: str, cfg: ModelConfig, path: str) -> list[tuple[int, ...]]:
     """Expected shapes of the rule's sources, in their order."""
     shape = param_shape(cfg, path)
