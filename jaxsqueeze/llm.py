@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from jaxsqueeze.checkpoint.progress import progress_bars
+from jaxsqueeze.checkpoint.source import quiet
 from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.engine import Engine
-from jaxsqueeze.text.chat import chat_prompt_ids
-from jaxsqueeze.text.stream import ChoiceStream
-from jaxsqueeze.types import FinishReason, Logprob, Request, SamplingParams, split_choices
+from jaxsqueeze.text.chat import ChatTemplate
+from jaxsqueeze.text.stream import ChoiceStream, Delta
+from jaxsqueeze.types import FinishReason, Logprob, Request, SamplingParams, TokenEvent, split_choices
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -56,7 +57,7 @@ class LLM:
     def __init__(self, model: str = "demo", *, progress: bool = True, **options: Any) -> None:
         self._progress = progress
         self._ids = itertools.count()
-        with progress_bars() if progress else contextlib.nullcontext(lambda stage, done, total: None) as report:
+        with progress_bars() if progress else contextlib.nullcontext(quiet) as report:
             self.engine = Engine(EngineConfig(model=model, **options), report)
             self.engine.warm_up(lambda done, total: report("compiling", done, total))
 
@@ -76,13 +77,19 @@ class LLM:
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] = DEFAULTS,
-        **template: Any,
+        **options: Any,
     ) -> list[Generation]:
-        """Answers conversations (lists of ``{"role", "content"}``) through the model's chat template."""
+        """Answers conversations (lists of ``{"role", "content"}``) through the model's chat template; ``options`` as
+        for ``ChatTemplate.render``."""
         if conversations and isinstance(conversations[0], dict):
             conversations = [conversations]
-        ids = [chat_prompt_ids(self.engine.tokenizer, c, **template) for c in conversations]
-        return self._run(ids, params, continues=False)
+        if not conversations:
+            return []
+        tokenizer = self.engine.tokenizer
+        template = ChatTemplate.of(tokenizer)
+        texts = [template.render(c, **options) for c in conversations]
+        ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        return self._run(ids, params, continues=options.get("continue_final_message", False))
 
     def _run(self, prompts: list[tuple[int, ...]], params: Any, continues: bool) -> list[Generation]:
         params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
@@ -130,11 +137,11 @@ class _Answer:
         self.requests = split_choices(Request(f"llm-{number}", ids, params))
         context = ids if continues else ()
         self._streams = [ChoiceStream(engine.tokenizer, params, context) for _ in self.requests]
-        self._deltas: list[list[Any]] = [[] for _ in self.requests]
+        self._deltas: list[list[Delta]] = [[] for _ in self.requests]
         self._errors: list[str | None] = [None] * len(self.requests)
         self._prompt_logprobs: tuple[Logprob | None, ...] | None = None
 
-    def push(self, index: int, event: Any) -> bool:
+    def push(self, index: int, event: TokenEvent) -> bool:
         """Takes an event; True when the choice has ended."""
         delta = self._streams[index].push(event)
         self._deltas[index].append(delta)

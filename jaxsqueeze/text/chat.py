@@ -134,12 +134,6 @@ class ChatTemplate:
         return out
 
 
-def chat_prompt_ids(tokenizer: Tokenizer, messages: Sequence[Message], **options: Any) -> tuple[int, ...]:
-    """Ids of a conversation; ``options`` as for ``ChatTemplate.render``."""
-    text = ChatTemplate.of(tokenizer).render(messages, **options)
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
-
-
 def _content_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if not isinstance(content, str):

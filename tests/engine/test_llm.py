@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jaxsqueeze.llm import LLM
@@ -120,6 +122,17 @@ class TestChat:
         one = llm.chat(list(self.CONVERSATION), GREEDY)
         other = [{"role": "user", "content": "Bye"}]
         assert llm.chat([list(self.CONVERSATION), other], GREEDY) == one + llm.chat([other], GREEDY)
+
+    def test_an_open_turn_keeps_the_space_that_a_new_one_drops(self, llm, monkeypatch):
+        """SentencePiece puts a space of its own before a text; inside a text a space is the text's."""
+        tokenizer = llm.engine.tokenizer
+        monkeypatch.setattr(tokenizer, "rule", dataclasses.replace(tokenizer.rule, strips_space=True))
+        (space,) = tokenizer.encode(" ")
+        spaces = greedy(max_tokens=3, logit_bias=((space, 1000.0),))
+        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        (new,) = llm.chat(turns[:1], spaces)
+        (opened,) = llm.chat(turns, spaces, add_generation_prompt=False, continue_final_message=True)
+        assert (new.text, opened.text) == (" " * 2, " " * 3)
 
 
 class TestRefusals:

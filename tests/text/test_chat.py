@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from jaxsqueeze.text.chat import RESERVED_KWARGS, ChatTemplate, chat_prompt_ids
+from jaxsqueeze.text.chat import RESERVED_KWARGS, ChatTemplate
 from tests.text.build_tokenizers import CHAT
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -23,7 +23,8 @@ def test_plain_turn():
 
 
 def test_bos_is_rendered_once(sentencepiece):
-    ids = chat_prompt_ids(sentencepiece, USER)
+    text = ChatTemplate.of(sentencepiece).render(USER)
+    ids = sentencepiece.encode(text, add_special_tokens=False)
     assert ids.count(sentencepiece.bos_token_id) == 1
     assert ids[0] == sentencepiece.bos_token_id
 
