@@ -126,6 +126,7 @@ class Engine:
             full_requests=size.full_requests,
         )
         self.timings = Timings()
+        self.failed_steps = 0  # in a row, the latest ones
         self._inflight: tuple[StepPlan, Pending] | None = None
         self._compiles = CompileCounter()
         self._compiles_at_ready = 0
@@ -181,6 +182,7 @@ class Engine:
             except Exception as error:  # the same
                 return self._lost(error, [p for p in (previous[0], plan) if p])
             waited = time.perf_counter()
+            self.failed_steps = 0
             events = self._scheduler.commit(previous[0], out)
         if failure and plan:
             return events + self._lost(failure, [plan])
@@ -196,6 +198,7 @@ class Engine:
         """Donated buffers are gone: everyone in a slot ends with an error, those who wait go on with a fresh pool."""
         log.error("a device step failed: %s", error, exc_info=error)
         self._inflight = None
+        self.failed_steps += 1
         events = [e for plan in plans for e in self._scheduler.discard(plan, f"the step failed on the device: {error}")]
         events += self._scheduler.fail_running("the device state of this request was lost with a failed step")
         self._runner.reset()

@@ -34,6 +34,7 @@ class EngineLike(Protocol):
     model_config: ModelConfig
     tokenizer: Tokenizer
     max_model_len: int
+    failed_steps: int  # in a row, the latest ones: their requests ended with an error, the engine goes on
 
     def add(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> Any: ...
@@ -73,7 +74,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._routes: dict[str, tuple[Ticket, int]] = {}  # loop's: unfinished requests
         self._live: set[str] = set()  # thread's: requests inside the engine
-        self._failed_steps = 0
+        self._failed_steps = 0  # in a row, that raised
         self.engine: EngineLike | None = None
         self.state = State.STARTING
         self.stats: SchedulerStats | None = None  # the engine's, after its latest step
@@ -95,7 +96,9 @@ class Worker:
 
     @property
     def healthy(self) -> bool:
-        return self.state is State.READY and self._failed_steps < STEPS_LOST
+        if self.state is not State.READY or self.engine is None:
+            return False
+        return max(self._failed_steps, self.engine.failed_steps) < STEPS_LOST
 
     @property
     def num_unfinished(self) -> int:

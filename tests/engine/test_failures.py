@@ -61,6 +61,20 @@ def test_a_failed_step(engine, oracle, monkeypatch, owner, name, after):
     assert oracle.answer(later.prompt_ids, a.tokens, later.sampling) == a.tokens
 
 
+@pytest.mark.parametrize(("owner", "name"), [(Runner, "_call"), (Pending, "result")])
+def test_failed_steps_are_counted_until_one_succeeds(engine, monkeypatch, owner, name):
+    def fails(*_args: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fails)
+        for count in range(1, 4):
+            (answer,) = alone(engine, [request(random_ids(count, 9), max_tokens=3, **GREEDY)])
+            assert (answer.reason, engine.failed_steps) == ("error", count)
+    (answer,) = alone(engine, [request(random_ids(9, 9), max_tokens=3, **GREEDY)])
+    assert (answer.reason, engine.failed_steps) == ("length", 0)
+
+
 def test_the_step_before_a_failed_one_is_delivered(engine, oracle, monkeypatch):
     """It had succeeded: who ended there has an answer, not an error."""
     fails_once(engine, monkeypatch, Runner, "_call", 1)

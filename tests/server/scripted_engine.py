@@ -52,6 +52,7 @@ class ScriptedEngine:
         self.before_stats: Callable[[], None] = lambda: None
         self.step_seconds = 0.0
         self.steps = 0
+        self.failed_steps = 0
         self.threads: set[int] = set()
         self.aborted: list[str] = []
         self.seen: list[Request] = []

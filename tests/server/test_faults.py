@@ -101,6 +101,13 @@ class TestStepFailures:
         running.complete("a", max_tokens=1)
         assert running.http.get("/health").status_code == 200
 
+    def test_health_fails_while_the_engine_itself_counts_failed_steps(self, start):
+        running = start()
+        running.engine.failed_steps = 3
+        assert running.http.get("/health").json() == {"status": "failing"}
+        running.engine.failed_steps = 2
+        assert running.http.get("/health").status_code == 200
+
     def test_an_unexpected_exception_in_add_is_500_in_the_error_shape(self, server):
         def broken(request):
             server.engine.before_add = lambda request: None
