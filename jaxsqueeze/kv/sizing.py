@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jaxsqueeze.kv.pool import kv_bytes_per_page
 from jaxsqueeze.models.config import ModelConfig
 
 CPU_KV_BYTES = 2**30  # default on CPU, unless a quarter of the free memory is less
+MEMINFO = Path("/proc/meminfo")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,9 @@ def default_kv_bytes(config: EngineConfig, step_bytes: int) -> int:
 
 
 def _free_host_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
+    """What Linux says is free; where it cannot be told, enough for the default."""
+    with contextlib.suppress(OSError):
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return 4 * CPU_KV_BYTES

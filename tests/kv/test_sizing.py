@@ -122,6 +122,10 @@ class TestDefaultBytes:
     def test_free_host_memory_is_what_the_kernel_says(self):
         assert 2**20 < sizing._free_host_bytes() < 2**46
 
+    def test_where_there_is_no_proc_the_default_is_taken(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(sizing, "MEMINFO", tmp_path / "none")
+        assert sizing.default_kv_bytes(EngineConfig(), step_bytes=0) == sizing.CPU_KV_BYTES
+
     def test_on_a_device_with_memory_of_its_own(self, monkeypatch):
         """Weights are already in use; step buffers are kept free; the rest of the fraction is KV."""
 
