@@ -60,18 +60,12 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
             engine.call("stop_profile")
 
     console = report.console()
-    console.print(
-        f"{model}, prompts of {prompt_tokens} tokens, outputs of {output_tokens}", markup=False, soft_wrap=True
-    )
+    report.say(console, f"{model}, prompts of {prompt_tokens} tokens, outputs of {output_tokens}")
     for name, facts in about.items():
-        console.print(
-            f"{name}: {facts['name']}, {facts['dtype']}, {facts['threads']} threads", markup=False, soft_wrap=True
-        )
+        report.say(console, f"{name}: {facts['name']}, {facts['dtype']}, {facts['threads']} threads")
     console.print(comparison(figures))
     if args.trace:
-        console.print(
-            f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev", markup=False, soft_wrap=True
-        )
+        report.say(console, f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev")
     on = machine.describe(command)
     report.print_machine(console, on)
     if args.json:

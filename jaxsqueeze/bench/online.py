@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
             )
         summary = report.summarise(outcomes[title], slo_ttft=args.slo_ttft, slo_itl=args.slo_itl)
         summaries[title] = {"workload": workload.description, "prompts": form, "in_flight": in_flight, **summary}
-        console.print(f"{workload.description}; prompts as {form}", markup=False, soft_wrap=True)
+        report.say(console, f"{workload.description}; prompts as {form}")
         report.print_run(console, f"{model} at {target.root}, {title}", summary)
 
     about = machine.describe(command)

@@ -31,6 +31,11 @@ def console() -> Console:
     return out if out.is_terminal else Console(highlight=False, width=120)
 
 
+def say(console: Console, line: str, style: str | None = None) -> None:
+    """One line as it is: no markup read into it, not wrapped."""
+    console.print(line, markup=False, soft_wrap=True, style=style)
+
+
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     """Mean and linear-interpolation percentiles; None where there is nothing to measure."""
     if not len(values):
@@ -122,7 +127,7 @@ def print_run(console: Console, title: str, summary: dict[str, Any]) -> None:
     if summary["without_usage"]:
         lines.append(f"{summary['without_usage']} answers had no usage: their chunks were counted as tokens")
     lines += [f"{count} failed: {error}" for error, count in summary["errors"].items()]
-    console.print(title, markup=False, soft_wrap=True, style="bold")
+    say(console, title, style="bold")
     table = Table()
     for name in ("ms", "mean", *(f"p{p}" for p in PERCENTILES)):
         table.add_column(name, justify="left" if name == "ms" else "right")
@@ -132,19 +137,18 @@ def print_run(console: Console, title: str, summary: dict[str, Any]) -> None:
         table.add_row("sent late", *(f"{x:.1f}" for x in summary["send_delay_ms"].values()))
     console.print(table)
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def print_machine(console: Console, machine: dict[str, Any]) -> None:
     """The last lines of every report: what it ran on and how to repeat it."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    console.print(
+    say(
+        console,
         f"{machine['date']}  {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"Python {machine['python']}, {versions}",
-        markup=False,
-        soft_wrap=True,
     )
-    console.print(f"repeat with: {machine['command']}", markup=False, soft_wrap=True)
+    say(console, f"repeat with: {machine['command']}")
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:
