@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-import platformdirs
-
+from jaxsqueeze.checkpoint.demo import cache_folder
 from jaxsqueeze.server.errors import ApiError
 
 
@@ -14,7 +13,7 @@ class Profiler:
     """At most one trace at a time in a process (the profiler's own limit)."""
 
     def __init__(self, folder: str | None) -> None:
-        self._folder = Path(folder) if folder else Path(platformdirs.user_cache_dir("jaxsqueeze")) / "profiles"
+        self._folder = Path(folder) if folder else cache_folder() / "profiles"
         self.trace: Path | None = None
 
     def start(self) -> Path:
