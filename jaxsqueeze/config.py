@@ -13,19 +13,22 @@ PREFILL_ROW = 32  # queries of one sequence that share a gather of its keys; chu
 DType = Literal["auto", "bfloat16", "float32"]
 
 
-def flag(default: object, help: str, **extra: object):
+def flag(default: object, help: str):
     """A dataclass field that is also a command-line flag of the same name."""
-    return dataclasses.field(default=default, metadata={"help": help, **extra})
+    return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
     model: str = flag("demo", "converted folder, or any source that convert takes")
-    dtype: DType = flag("auto", "arithmetic and KV type; auto: as converted", choices=("auto", "bfloat16", "float32"))
+    dtype: DType = flag("auto", "arithmetic and KV type; auto: as converted")
     max_slots: int = flag(32, "requests decoded at once")
     max_model_len: int | None = flag(None, "longest prompt plus output, tokens; default: the model's, at most 4096")
     page_size: int = flag(16, "tokens in one KV page")
-    kv_bytes: int | None = flag(None, "bytes for the KV pool; default: from --memory-fraction")
+    kv_bytes: int | None = flag(
+        None,
+        "bytes for the KV pool; default: by --memory-fraction; on CPU 1 GiB, or a quarter of the free memory if less",
+    )
     memory_fraction: float = flag(0.85, "share of the device memory for weights, KV and activations (GPU)")
     max_step_tokens: int = flag(256, "prefill tokens computed beside the decode rows in one step")
     decode_steps: int = flag(4, "tokens a row may decode before the host looks again, when nobody waits")

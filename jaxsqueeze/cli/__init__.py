@@ -14,6 +14,13 @@ COMMANDS = {
 }
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds a flag's default to its help, unless there is nothing to say: None, off, or a list that is empty."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False, []) else action.help
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit code (2: bad input, one sentence on stderr)."""
     argv = sys.argv[1:] if argv is None else argv
@@ -21,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True)
     for name, text in COMMANDS.items():
         # Only the chosen command's module is imported: `--help` stays quick.
-        sub = subparsers.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        sub = subparsers.add_parser(name, help=text, formatter_class=_Help)
         if argv[:1] == [name]:
             module = importlib.import_module(f"jaxsqueeze.cli.{name}")
             module.add_arguments(sub)

@@ -6,9 +6,10 @@ import argparse
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jaxsqueeze.bench.workloads import Lengths
+from jaxsqueeze.config import DType, EngineConfig
 
 
 def lengths(text: str) -> Lengths:
@@ -67,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="seeds prompts and arrivals")
 
     add = group("offline", "measuring the engine itself")
-    add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="arithmetic and KV type")
+    add("--dtype", default=EngineConfig.dtype, choices=get_args(DType), help="arithmetic and KV type")
     add("--peer", choices=("transformers",), help="measure it too, on the same weights, in turn with the engine")
     add("--peer-model", help="where the peer reads the weights; default: what --model was converted from")
     add("--repeats", type=positive, default=3, help="measurements of each figure; the median is reported")
     add("--slots", type=positive, default=8, help="rows decoded at once (--trace-file)")
-    add("--page-size", type=positive, default=16, help="tokens in one KV page")
+    add("--page-size", type=positive, default=EngineConfig.page_size, help="tokens in one KV page")
     add("--kv-bytes", type=positive, help="bytes for the KV pool; default: the engine's")
     add("--trace", type=Path, metavar="DIR", help="write a profiler trace of the run, for XProf or Perfetto")
 
@@ -82,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--api-key", help="default: the environment's OPENAI_API_KEY")
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="ask for outputs of full length")
     add("--max-in-flight", type=positive, default=256, help="requests at once at most, with --rate or --trace-file")
-    add("--timeout", type=float, default=600.0, help="seconds one request may take")
+    add("--timeout", type=float, default=600.0, help="seconds one request may take, or one start (--startup)")
     add("--max-seconds", type=float, default=3600.0, help="seconds one run may take; later requests count as failed")
     add("--slo-ttft", type=float, metavar="MS", help="goodput: time to the first token at most")
     add("--slo-itl", type=float, metavar="MS", help="goodput: a request's mean time per further token at most")

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="SOURCE", help="checkpoint folder, .gguf file, hub id org/name[@revision], or 'demo'"
     )
-    parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="folder to write; None: checkpoints/<name>")
+    parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="folder to write; default: checkpoints/<name>")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="type of the stored weights")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
 

@@ -37,11 +37,11 @@ def _flag(name: str) -> str:
 def _options(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"default": field.default, "help": field.metadata["help"], "dest": field.name}
     if hint is bool:
-        return {**options, "action": argparse.BooleanOptionalAction if field.default else "store_true"}
+        return {**options, "action": "store_true"}
     if typing.get_origin(hint) is tuple:
         return {**options, "default": [], "action": "append", "metavar": field.name.upper()}
-    if "choices" in field.metadata:
-        return {**options, "choices": field.metadata["choices"]}
+    if typing.get_origin(hint) is typing.Literal:
+        return {**options, "choices": typing.get_args(hint)}
     types = [t for t in (typing.get_args(hint) or (hint,)) if t is not type(None)]
     return {**options, "type": types[0], "metavar": types[0].__name__.upper()}
 
