@@ -199,7 +199,8 @@ class Engine:
         log.error("a device step failed: %s", error, exc_info=error)
         self._inflight = None
         self.failed_steps += 1
-        events = [e for plan in plans for e in self._scheduler.discard(plan, f"the step failed on the device: {error}")]
+        message = "the step failed on the device; the log has the details"
+        events = [e for plan in plans for e in self._scheduler.discard(plan, message)]
         events += self._scheduler.fail_running("the device state of this request was lost with a failed step")
         self._runner.reset()
         return events

@@ -79,7 +79,7 @@ class SamplingParams:
         need(self.top_k >= -1, "top_k", "-1 or 0 (off) or positive")
         need(0 < self.top_p <= 1, "top_p", "in (0, 1]")
         need(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
-        need(0 < self.repetition_penalty <= 100, "repetition_penalty", "in (0, 100]")
+        need(0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "between 0.01 and 100")
         need(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]")
         need(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]")
         need(all(abs(b) <= MAX_BIAS for _, b in self.logit_bias), "logit_bias", f"between -{MAX_BIAS} and {MAX_BIAS}")

@@ -14,6 +14,7 @@ from jaxsqueeze.kv.pool import kv_bytes_per_page
 from jaxsqueeze.models.config import ModelConfig
 
 CPU_KV_BYTES = 2**30  # default on CPU, unless a quarter of the free memory is less
+_CPU_STEP = 2**26  # in steps: programs compiled for one pool size are of no use to the next start with another
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -52,7 +53,7 @@ def default_kv_bytes(config: EngineConfig, step_bytes: int) -> int:
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats is None:
-        return min(CPU_KV_BYTES, _free_host_bytes() // 4)
+        return min(CPU_KV_BYTES, _free_host_bytes() // 4 // _CPU_STEP * _CPU_STEP)
     return int(stats["bytes_limit"] * config.memory_fraction) - stats["bytes_in_use"] - step_bytes
 
 

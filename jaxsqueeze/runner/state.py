@@ -123,7 +123,7 @@ def admit_row(admit: Admit, vocab_size: int, max_model_len: int) -> AdmitRow:
         repetition=np.float32(s.repetition_penalty),
         frequency=np.float32(s.frequency_penalty),
         presence=np.float32(s.presence_penalty),
-        min_len=np.int32(len(admit.prompt_ids) + s.min_tokens),
+        min_len=np.int32(min(len(admit.prompt_ids) + s.min_tokens, admit.max_len)),
         max_len=np.int32(admit.max_len),
         num_logprobs=np.int32(-1 if s.logprobs is None else s.logprobs),
         stop_ids=_padded(admit.stop_ids, MAX_STOP_IDS, -1),

@@ -24,7 +24,8 @@ async def parse(request: Request, model: type[Model]) -> Model:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = [str(part) for part in first["loc"]]
         name = ".".join(where[:1]) or None
-        raise BadRequest(f"{'.'.join(where[:4]) or 'body'}: {first['msg']}", param=name) from error
+        message = first["msg"].removeprefix("Value error, ")  # pydantic's, before a sentence of ours
+        raise BadRequest(": ".join(filter(None, (".".join(where[:4]), message))), param=name) from error
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -33,8 +33,7 @@ def _sampling(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
-    _limit("stop", stop, MAX_STOP_CHARS)
+    _limit("stop", fields.stop, MAX_STOP_CHARS)
     _limit("bad_words", fields.bad_words, MAX_BAD_WORD_CHARS)
     for token in fields.stop_token_ids:
         if not 0 <= token < vocab_size:
@@ -55,7 +54,7 @@ def _sampling(
         n=fields.n,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        stop=stop,
+        stop=tuple(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids),
         ignore_eos=fields.ignore_eos,
         include_stop_str_in_output=fields.include_stop_str_in_output,
@@ -63,7 +62,7 @@ def _sampling(
     )
 
 
-def _limit(name: str, texts: tuple[str, ...] | list[str], chars: int) -> None:
+def _limit(name: str, texts: list[str], chars: int) -> None:
     for text in texts:
         if len(text) > chars:
             raise ValueError(f"{name}: a text of {len(text)} characters; at most {chars} are allowed")

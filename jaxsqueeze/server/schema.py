@@ -17,11 +17,16 @@ from jaxsqueeze.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_IDS
 # What a client would wrongly believe to have been heard.
 UNSUPPORTED = (
     *("tools", "functions", "function_call", "documents", "chat_template", "audio", "web_search_options"),
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "logits_processors"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
+    *("grammar", "ebnf", "regex", "json_schema", "allowed_token_ids", "logits_processors"),
     *("prompt_embeds", "use_beam_search", "truncate_prompt_tokens", "mm_processor_kwargs"),
 )
 
-Texts = Annotated[list[str], pydantic.Field(max_length=MAX_STOP_STRINGS)]
+Texts = Annotated[
+    list[str],
+    pydantic.Field(max_length=MAX_STOP_STRINGS),
+    pydantic.BeforeValidator(lambda x: [x] if isinstance(x, str) else x, json_schema_input_type=str | list[str]),
+]
 Ids = Annotated[list[int], pydantic.Field(max_length=MAX_STOP_IDS)]
 Words = Annotated[list[str], pydantic.Field(max_length=MAX_BAD_WORDS)]
 Priority = Annotated[int, pydantic.Field(ge=-(2**31), lt=2**31)]
@@ -62,7 +67,7 @@ class Generate(Body):
     n: int = 1
     best_of: int | None = None
     prompt_logprobs: int | None = None
-    stop: str | Texts = []
+    stop: Texts = []
     stop_token_ids: Ids = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -74,7 +79,7 @@ class Generate(Body):
     @pydantic.model_validator(mode="after")
     def _refuse(self) -> Generate:
         for name in UNSUPPORTED:
-            if (self.model_extra or {}).get(name):
+            if (self.model_extra or {}).get(name) not in (None, False, []):  # an empty schema or grammar is one too
                 raise ValueError(f"{name} is not supported by this server")
         if (self.response_format or {}).get("type", "text") != "text":
             raise ValueError("response_format other than text is not supported by this server")

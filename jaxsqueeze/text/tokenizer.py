@@ -132,7 +132,8 @@ class Tokenizer:
         it out itself. Lone surrogates read as U+FFFD."""
         if _has_surrogate(text):
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: ``encode`` would hold the interpreter all the while, so that a long text stops every thread.
+        ids = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self.adds_bos:
             bos = self.bos_token_id
             if self._prepend_bos and ids[:1] != [bos]:

@@ -26,6 +26,7 @@ from jaxsqueeze.checkpoint.hf import HFFolder
 from jaxsqueeze.checkpoint.manifest import is_converted, read_manifest
 from jaxsqueeze.checkpoint.source import SourceError
 from jaxsqueeze.checkpoint.store import load_params
+from jaxsqueeze.text.tokenizer import Tokenizer
 from tests.checkpoint.build import CHAT_TEMPLATE, TINY_CONFIG, flat, read_tensors, write_hf_checkpoint, write_random
 
 # Converts argv[1] to argv[2]; with argv[3], prints a line after each unit and sleeps that many seconds.
@@ -133,6 +134,30 @@ def test_tokenizer_and_chat_template_are_kept(folder: Path, tmp_path: Path) -> N
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert settings["chat_template"] == CHAT_TEMPLATE
+
+
+def test_planted_payloads_are_neither_run_nor_copied(tmp_path: Path) -> None:
+    """From the checkpoint to the loaded model: pickles and code beside good weights, named by every config."""
+    source, out, ran = tmp_path / "source", tmp_path / "out", tmp_path / "ran"
+    (source / "original").mkdir(parents=True)
+    hooks = {"auto_map": {"AutoModelForCausalLM": "modeling_x.X", "AutoTokenizer": ["modeling_x.X", None]}}
+    write_hf_checkpoint(source, {**TINY_CONFIG, **hooks, "trust_remote_code": True})
+    settings = source / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **hooks, "tokenizer_class": "X"}))
+    pickled = b"cos\nsystem\n(S'touch " + str(ran).encode() + b"'\ntR."
+    pickles = ("pytorch_model.bin", "training_args.bin", "tokenizer.pkl", "tokenizer.model", "original/model.pth")
+    for name in pickles:
+        (source / name).write_bytes(pickled)
+    for name in ("modeling_x.py", "original/__init__.py"):
+        (source / name).write_text(f"open({str(ran)!r}, 'w')\n")
+    convert(HFFolder(source), out, name="x")
+    names = {str(p.relative_to(out)) for p in out.rglob("*")}
+    assert not names & {*pickles, "modeling_x.py", "original"}
+    for name in ("pytorch_model.bin", "tokenizer.pkl", "params/tree.pkl"):
+        (out / name).write_bytes(pickled)
+    load_params(out)
+    assert Tokenizer.load(out).encode("a")
+    assert not ran.exists()
 
 
 def test_existing_out_is_kept_without_force(folder: Path, tmp_path: Path) -> None:

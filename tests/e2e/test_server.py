@@ -219,6 +219,38 @@ class TestLoad:
                 leaver.exception()
         assert real.service.engine.stats().preemptions > preempted
 
+    def test_streams_beside_each_other_equal_whole_answers_alone(self, real):
+        """Stop strings, echoed prompts, characters cut by max_tokens and several choices, in chunks and preempted."""
+        text = text_of(real, max_tokens=40, **GREEDY)
+        stop = next(text[i : i + 2] for i in range(4, len(text) - 2) if text.find(text[i : i + 2]) == i)
+        long = [(7 * i) % 200 + 30 for i in range(33)]
+        wanted = [
+            {"prompt": "The quick", "max_tokens": 40, "stop": [stop, "no such text"], "logprobs": 2, **GREEDY},
+            {"prompt": "The quick", "max_tokens": 40, "stop": [stop], "min_tokens": 30, "logprobs": 0, **GREEDY},
+            {"prompt": long, "max_tokens": 9, "echo": True, "logprobs": 2, "seed": 5, "ignore_eos": True},
+            {"prompt": long, "max_tokens": 0, "echo": True, "logprobs": 1},
+            {"prompt": long, "max_tokens": 70, "logprobs": 1, **GREEDY},
+            {"prompt": ["a", long], "n": 3, "max_tokens": 20, "seed": 3, "temperature": 1.2, "top_p": 0.9},
+            *({"prompt": "x", "max_tokens": n, "seed": n, "temperature": 2, "ignore_eos": True} for n in range(1, 9)),
+        ]
+        alone = [real.complete(**w) for w in wanted]
+        preempted = real.service.engine.stats().preemptions
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            usage = {"stream_options": {"include_usage": True}}
+            streams = list(pool.map(lambda w: stream(real, **w, **usage), wanted))
+        assert real.service.engine.stats().preemptions > preempted
+        for whole, events in zip(alone, streams, strict=True):
+            assert events[-1]["usage"] == whole["usage"]
+            for want in whole["choices"]:
+                mine = [c for e in events for c in e["choices"] if c["index"] == want["index"]]
+                assert "".join(c["text"] for c in mine) == want["text"]
+                ends = [(c["finish_reason"], c["stop_reason"]) for c in mine]
+                assert ends == [(None, None)] * (len(mine) - 1) + [(want["finish_reason"], want["stop_reason"])]
+                for key in ("tokens", "text_offset", "token_logprobs") if want["logprobs"] else ():
+                    got = [x for c in mine for x in c["logprobs"][key]]
+                    right = want["logprobs"][key]
+                    assert got == (pytest.approx(right, abs=1e-4) if key == "token_logprobs" else right)
+
     def test_a_client_that_leaves_frees_everything(self, real):
         before = metric(real, "request_success_total", finished_reason="abort")
         body = b'{"prompt": "x", "max_tokens": 120, "ignore_eos": true}'

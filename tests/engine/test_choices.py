@@ -78,6 +78,7 @@ def test_unseeded_choices_differ(llm):
         {"top_p": float("nan")},
         {"repetition_penalty": 0},
         {"repetition_penalty": -1},
+        {"repetition_penalty": 1e-40},
         {"temperature": -0.1},
         {"temperature": float("inf")},
         {"min_p": 1.5},

@@ -86,6 +86,15 @@ def test_min_tokens_masks_stop_token_ids_too(answer, continuation, oracle):
     assert oracle.answer(PROMPT, a.tokens, wanted.sampling) == a.tokens
 
 
+@pytest.mark.parametrize("least", [109, 2**31, 2**70])
+def test_min_tokens_past_the_context_mask_to_its_end(answer, oracle, least):
+    wanted = request(PROMPT, temperature=0, min_tokens=least, logit_bias=FORCE_EOS)
+    (a,) = answer(wanted)
+    assert (len(a.tokens), a.reason) == (OPTIONS["max_model_len"] - len(PROMPT), "length")
+    assert not set(a.tokens) & set(EOS_IDS)
+    assert oracle.answer(PROMPT, a.tokens, wanted.sampling) == a.tokens
+
+
 @pytest.mark.parametrize("count", range(1, 8))
 def test_max_tokens(answer, continuation, count):
     (a,) = answer(request(PROMPT, max_tokens=count, **GREEDY))

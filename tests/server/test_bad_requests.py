@@ -62,6 +62,7 @@ BAD_COMPLETIONS = {
     "top_k": {"top_k": -2},
     "min_p": {"min_p": 2},
     "repetition_penalty zero": {"repetition_penalty": 0},
+    "repetition_penalty zero in float32": {"repetition_penalty": 1e-50},
     "frequency_penalty": {"frequency_penalty": 3},
     "presence_penalty": {"presence_penalty": -3},
     "max_tokens negative": {"max_tokens": -1},
@@ -75,6 +76,11 @@ BAD_COMPLETIONS = {
     "tools": {"tools": [{"type": "function"}]},
     "regex": {"guided_regex": "^+a"},
     "structured": {"structured_outputs": {"regex": "^+a"}},
+    **{f"regex as {name}": {name: "^+a"} for name in ("regex", "grammar", "ebnf", "guided_grammar", "structural_tag")},
+    "schema": {"json_schema": {"type": "object"}},
+    "schema that allows anything": {"guided_json": {}},
+    "empty grammar": {"guided_grammar": ""},
+    "allowed ids": {"allowed_token_ids": [5]},
     "json": {"response_format": {"type": "json_object"}},
     "beam search": {"use_beam_search": True},
     "truncation": {"truncate_prompt_tokens": 5},
@@ -91,7 +97,11 @@ BAD_CHATS = {
     "huge top_logprobs": {"logprobs": True, "top_logprobs": 10**9},
     "top_logprobs alone": {"top_logprobs": 2},
     "logprobs number": {"logprobs": 5},
+    "empty stop": {"stop": [""]},
+    "tools": {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
     "tool choice": {"tool_choice": "required"},
+    "regex": {"guided_regex": "^+a"},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
     "audio": {"modalities": ["audio"]},
     "echo": {"echo": True},
     "many messages": {"messages": USER * 5000},
@@ -108,6 +118,11 @@ def test_completions(server, case):
 def test_chats(server, case):
     server.refused(CHAT, **{"messages": USER, **BAD_CHATS[case]})
     assert len(server.engine.seen) == 1
+
+
+def test_message_says_what_is_wrong(server):
+    assert "at most 32 items" in server.refused(COMPLETIONS, prompt="a", stop=["a"] * 33)["message"]
+    assert server.refused(COMPLETIONS, prompt="a", suffix="b")["message"].startswith("suffix ")
 
 
 def test_param_names_the_field(server):

@@ -84,6 +84,24 @@ def test_logprobs(server):
     assert [x["token"] for x in streamed] == [c.token for c in content]
 
 
+def test_one_token_for_a_chinese_character(start):
+    tokenizer = Tokenizer(build_tokenizers.byte_level(vocab_size=900), {"eos_token": "</s>"}, build_tokenizers.CHAT)
+    (token,) = tokenizer.encode("是", add_special_tokens=False)
+    running = start(engine=ScriptedEngine(tokenizer))
+    running.engine.scripts[RENDERED] = [(token,)]
+    options = {"messages": USER, "logprobs": True, "max_tokens": 1}
+    (entry,) = running.post(CHAT, **options).json()["choices"][0]["logprobs"]["content"]
+    assert (entry["token"], entry["bytes"]) == ("是", [0xE6, 0x98, 0xAF])
+    streamed = [
+        x
+        for e in stream(running, CHAT, **options)
+        for c in e["choices"]
+        if c["logprobs"]
+        for x in c["logprobs"]["content"]
+    ]
+    assert streamed == [entry]
+
+
 def test_n_choices_stream_and_not(server):
     answer(server, "xy")
     got = server.openai.chat.completions.create(model="scripted", messages=USER, n=3, seed=1)

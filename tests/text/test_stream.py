@@ -3,10 +3,13 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
 
 from jaxsqueeze.text.detokenize import Detokenizer
 from jaxsqueeze.text.stop import StopFilter
 from jaxsqueeze.text.stream import ChoiceStream
+from jaxsqueeze.text.tokenizer import Tokenizer
 from jaxsqueeze.types import FinishReason, Logprob, SamplingParams, TokenEvent
 
 
@@ -47,6 +50,16 @@ class TestBytes:
             got_other.append(second.push(b))
         assert got == ["", "", "", "😊"]
         assert got_other == ["", "", "是", ""]
+
+    def test_emoji_in_two_tokens_of_two_bytes_beside_another_stream(self):
+        ((glyphs, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("😊")
+        library = Library(models.BPE({glyphs[:2]: 0, glyphs[2:]: 1, "x": 2}, []))
+        library.decoder = decoders.ByteLevel()
+        tokenizer = Tokenizer(library, {})
+        assert [tokenizer.token_bytes(i) for i in (0, 1)] == [b"\xf0\x9f", b"\x98\x8a"]
+        first, second = Detokenizer(tokenizer), Detokenizer(tokenizer)
+        got = [(first.push(a), second.push(b)) for a, b in zip((0, 1, 2), (2, 0, 1), strict=True)]
+        assert got == [("", "x"), ("😊", ""), ("x", "😊")]
 
     @pytest.mark.parametrize("cut", [1, 2, 3])
     def test_cut_inside_a_character_equals_the_whole_decode(self, byte_level, cut):

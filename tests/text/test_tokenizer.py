@@ -1,6 +1,8 @@
 """Oracles: the ``tokenizers`` library's own decode on valid text, and UTF-8 by hand."""
 
 import json
+import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +38,16 @@ def test_decode_equals_the_library_on_valid_text(any_tokenizer, text, skip, tmp_
     library = Library.from_str(any_tokenizer._inner.to_str())
     ids = [*any_tokenizer.encode(text), any_tokenizer.token_id("<|im_end|>"), *any_tokenizer.encode(text)]
     assert any_tokenizer.decode(ids, skip) == library.decode(ids, skip_special_tokens=skip)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(byte_level):
+    work = threading.Thread(target=byte_level.encode, args=("the quick brown fox " * 50_000,))
+    work.start()
+    ticks = 0
+    while work.is_alive():
+        time.sleep(0.001)
+        ticks += 1
+    assert ticks > 20
 
 
 def test_token_bytes_are_bytes_not_glyphs(byte_level):
