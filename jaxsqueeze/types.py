@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -43,7 +44,8 @@ class SamplingParams:
     logit_bias, bad words and min_tokens masks, penalties, temperature, top_k, top_p over what top_k left
     (renormalised), min_p.
 
-    Raises ValueError with the offending value. ``top_k`` 0 and -1 both switch it off.
+    Raises ValueError with the offending value. ``top_k`` 0 and -1 both switch it off. Lists do for tuples, one string
+    for ``stop``, and a dict for ``logit_bias``.
     """
 
     max_tokens: int | None = None  # None: up to max_model_len
@@ -68,6 +70,16 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        bias = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        frozen = {
+            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "logit_bias": tuple(tuple(entry) for entry in bias),
+            "bad_words_ids": tuple(tuple(word) for word in self.bad_words_ids),
+        }
+        for name, value in frozen.items():
+            object.__setattr__(self, name, value)
+
         def need(ok: bool, name: str, rule: str) -> None:
             if not ok:
                 raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}")

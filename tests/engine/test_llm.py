@@ -85,6 +85,14 @@ class TestStops:
         (kept,) = llm.generate("Once upon", greedy(stop=(stop,), include_stop_str_in_output=True))[0].choices
         assert kept.text == choice.text + stop
 
+    def test_lists_strings_and_dicts_do_for_tuples(self, llm, text):
+        stop = text[8]
+        expected = llm.generate("Once upon", greedy(stop=(stop,), logit_bias=((5, -3.0),)))
+        assert llm.generate("Once upon", greedy(stop=stop, logit_bias={5: -3.0})) == expected
+        lists = greedy(stop=[stop], logit_bias=[[5, -3.0]], stop_token_ids=[], bad_words_ids=[])
+        assert llm.generate("Once upon", lists) == expected
+        assert greedy(stop="end").stop == ("end",)
+
     def test_others_go_on_after_a_stop_string(self, llm, text):
         stopped, whole = llm.generate(["Once upon", "Once upon"], [greedy(stop=(text[8],)), GREEDY])
         assert stopped.text == text[: text.find(text[8])]
