@@ -73,18 +73,14 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     speed = {name: row["output_tokens_per_s"] for name, row in figures.items()}
     ratios = {name: speed["continuous"] / speed[name] for name in speed if name != "continuous"}
     console = report.console()
-    console.print(
-        f"{model}, {workload.description}, all queued at once, {args.slots} slots", markup=False, soft_wrap=True
-    )
+    report.say(console, f"{model}, {workload.description}, all queued at once, {args.slots} slots")
     console.print(_table(figures))
     for name, ratio in ratios.items():
-        console.print(f"continuous / {name}, throughput: {ratio:.2f}x", markup=False, soft_wrap=True)
+        report.say(console, f"continuous / {name}, throughput: {ratio:.2f}x")
     over = f"mean over {watched['steps']} steps, pages of {args.page_size} tokens"
-    console.print(f"page-tail waste: {waste:.2%} of live KV, {over}", markup=False, soft_wrap=True)
+    report.say(console, f"page-tail waste: {waste:.2%} of live KV, {over}")
     if args.trace:
-        console.print(
-            f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev", markup=False, soft_wrap=True
-        )
+        report.say(console, f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev")
     on = machine.describe(command)
     report.print_machine(console, on)
     if args.json:

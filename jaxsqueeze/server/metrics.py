@@ -32,7 +32,7 @@ class EngineCollector(Collector):
         self._labels, self._worker = [model_name], worker
 
     def collect(self) -> Iterator[Any]:
-        stats = self._worker.stats
+        stats, engine = self._worker.stats, self._worker.engine
         if stats is None:
             return
         used, total = sum(stats.pages_used), sum(stats.pages_total)
@@ -46,9 +46,14 @@ class EngineCollector(Collector):
             family = GaugeMetricFamily(PREFIX + name, text, labels=[_LABEL])
             family.add_metric(self._labels, value)
             yield family
-        family = CounterMetricFamily(PREFIX + "num_preemptions", "Requests put back to wait.", labels=[_LABEL])
-        family.add_metric(self._labels, stats.preemptions)
-        yield family
+        counters = {
+            "num_preemptions": ("Requests put back to wait.", stats.preemptions),
+            "compilations": ("Programs compiled since ready: more than 0 is a fault.", engine.compiles_since_ready),
+        }
+        for name, (text, value) in counters.items():
+            family = CounterMetricFamily(PREFIX + name, text, labels=[_LABEL])
+            family.add_metric(self._labels, value)
+            yield family
 
 
 class Metrics:

@@ -34,6 +34,7 @@ class EngineLike(Protocol):
     model_config: ModelConfig
     tokenizer: Tokenizer
     max_model_len: int
+    compiles_since_ready: int
     failed_steps: int  # in a row, the latest ones: their requests ended with an error, the engine goes on
 
     def add(self, request: Request) -> None: ...

@@ -263,6 +263,7 @@ class TestLoad:
         eventually(lambda: metric(real, "request_success_total", finished_reason="abort") == before + 1)
         assert metric(real, "num_requests_running") == 0
         assert metric(real, "kv_cache_usage_perc") == 0
+        assert metric(real, "compilations_total") == 0
 
     def test_priority_is_accepted(self, real):
         assert text_of(real, priority=-3, **GREEDY) == text_of(real, **GREEDY)

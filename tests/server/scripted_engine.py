@@ -53,6 +53,7 @@ class ScriptedEngine:
         self.step_seconds = 0.0
         self.steps = 0
         self.failed_steps = 0
+        self.compiles_since_ready = 0
         self.threads: set[int] = set()
         self.aborted: list[str] = []
         self.seen: list[Request] = []

@@ -239,6 +239,12 @@ class TestMetrics:
         assert metric(running, "e2e_request_latency_seconds_count") == 2
         assert metric(running, "request_generation_tokens_sum") == 6
 
+    def test_compilations_after_ready_show(self, start):
+        running = start()
+        assert metric(running, "compilations_total") == 0
+        running.engine.compiles_since_ready = 2
+        assert metric(running, "compilations_total") == 2
+
     def test_gauges_follow_the_engine(self, start):
         running = start()
         hold = threading.Event()
