@@ -107,12 +107,10 @@ class Runner:
         return self._lower(key).compile().memory_analysis().temp_size_in_bytes
 
     def _keys(self) -> list[Key]:
+        """Those that take longest to compile or load come first, so that no thread is left with one at the end."""
         b = self.buckets
-        return [
-            ("admit", 0, 0),
-            *(("mixed", rows, prefill) for rows, prefill in b.mixed[::-1]),
-            *(("decode", rows, 0) for rows in b.decode[::-1]),
-        ]
+        first, *others = [("decode", rows, 0) for rows in b.decode]
+        return [first, *(("mixed", rows, prefill) for rows, prefill in b.mixed[::-1]), *others, ("admit", 0, 0)]
 
     def _lower(self, key: Key) -> jax.stages.Lowered:
         name, rows, prefill_rows = key
