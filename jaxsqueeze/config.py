@@ -9,6 +9,7 @@ import dataclasses
 from typing import Literal
 
 PREFILL_ROW = 32  # queries of one sequence that share a gather of its keys; chunks are charged in whole rows
+MAX_SLOTS = 4096  # each holds a few counts for every word of the vocabulary, used or not
 
 DType = Literal["auto", "bfloat16", "float32"]
 
@@ -36,8 +37,10 @@ class EngineConfig:
     seed: int = flag(0, "seeds requests that name none")
 
     def __post_init__(self) -> None:
-        if self.max_slots < 1:
-            raise ValueError(f"max_slots must be >= 1, got {self.max_slots}")
+        if not 1 <= self.max_slots <= MAX_SLOTS:
+            raise ValueError(f"max_slots must be between 1 and {MAX_SLOTS}, got {self.max_slots}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be >= 0, got {self.seed}")
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"page_size must be a power of two, got {self.page_size}")
         if not 0 < self.memory_fraction <= 1:

@@ -29,7 +29,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, got {self.port}")
-        if self.drain_seconds < 0:
+        if not self.drain_seconds >= 0:
             raise ValueError(f"drain_seconds must be >= 0, got {self.drain_seconds}")
         if self.max_body_bytes < 1:
             raise ValueError(f"max_body_bytes must be positive, got {self.max_body_bytes}")

@@ -46,7 +46,13 @@ def test_wrong_flags_exit_with_two(argv, capsys):
     assert stop.value.code == 2
 
 
-@pytest.mark.parametrize("argv", [["--max-slots", "0"], ["--page-size", "3"], ["--port", "70000"], ["--api-key", ""]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *(["--max-slots", "0"], ["--max-slots", "100000000"], ["--page-size", "3"], ["--seed", "-1"]),
+        *(["--port", "70000"], ["--api-key", ""], ["--drain-seconds", "nan"]),
+    ],
+)
 def test_wrong_values_are_one_sentence_and_exit_with_two(argv, capsys):
     assert serve.run(parse(*argv)) == 2
     error = capsys.readouterr().err
