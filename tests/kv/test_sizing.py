@@ -114,7 +114,7 @@ def test_less_than_one_request_is_refused_with_its_bytes():
 
 
 class TestDefaultBytes:
-    @pytest.mark.parametrize(("free", "right"), [(2**40, sizing.CPU_KV_BYTES), (2**30, 2**28)])
+    @pytest.mark.parametrize(("free", "right"), [(2**40, sizing.CPU_KV_BYTES), (2**30, 2**28), (2**30 + 12345, 2**28)])
     def test_on_cpu_a_fixed_size_unless_memory_is_short(self, monkeypatch, free, right):
         monkeypatch.setattr(sizing, "_free_host_bytes", lambda: free)
         assert sizing.default_kv_bytes(EngineConfig(), step_bytes=10**9) == right
