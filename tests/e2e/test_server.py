@@ -235,9 +235,13 @@ class TestLoad:
         ]
         alone = [real.complete(**w) for w in wanted]
         preempted = real.service.engine.stats().preemptions
-        with ThreadPoolExecutor(len(wanted)) as pool:
+        crowd = [{"prompt": long, "max_tokens": 70, "ignore_eos": True}] * 4  # more than the pool holds
+        with ThreadPoolExecutor(len(crowd) + len(wanted)) as pool:
             usage = {"stream_options": {"include_usage": True}}
+            others = [pool.submit(real.complete, **c) for c in crowd]
             streams = list(pool.map(lambda w: stream(real, **w, **usage), wanted))
+            for other in others:
+                other.result()
         assert real.service.engine.stats().preemptions > preempted
         for whole, events in zip(alone, streams, strict=True):
             assert events[-1]["usage"] == whole["usage"]
