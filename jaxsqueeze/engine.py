@@ -172,14 +172,14 @@ class Engine:
         try:
             if plan:
                 self._inflight = (plan, self._runner.run(plan))
-        except Exception as error:  # whatever the device runtime raises, after the step before is taken in
+        except Exception as error:  # the device runtime has no one type; handled once the step before is taken in
             failure = error
         dispatched = waited = time.perf_counter()
         events: list[TokenEvent] = []
         if previous:
             try:
                 out = previous[1].result()
-            except Exception as error:  # the same
+            except Exception as error:  # a step that failed while it ran tells so here
                 return self._lost(error, [p for p in (previous[0], plan) if p])
             waited = time.perf_counter()
             self.failed_steps = 0

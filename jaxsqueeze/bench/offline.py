@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         report.say(console, f"{name}: {facts['name']}, {facts['dtype']}, {facts['threads']} threads")
     console.print(comparison(figures))
     if args.trace:
-        report.say(console, f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev")
+        report.print_trace(console, args.trace)
     on = machine.describe(command)
     report.print_machine(console, on)
     if args.json:

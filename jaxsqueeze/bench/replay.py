@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     over = f"mean over {watched['steps']} steps, pages of {args.page_size} tokens"
     report.say(console, f"page-tail waste: {waste:.2%} of live KV, {over}")
     if args.trace:
-        report.say(console, f"profiler trace in {args.trace}: open it with xprof or ui.perfetto.dev")
+        report.print_trace(console, args.trace)
     on = machine.describe(command)
     report.print_machine(console, on)
     if args.json:

@@ -140,6 +140,11 @@ def print_run(console: Console, title: str, summary: dict[str, Any]) -> None:
         say(console, line)
 
 
+def print_trace(console: Console, folder: Path) -> None:
+    """Where the profiler trace of the run is."""
+    say(console, f"profiler trace in {folder}: open it with xprof or ui.perfetto.dev")
+
+
 def print_machine(console: Console, machine: dict[str, Any]) -> None:
     """The last lines of every report: what it ran on and how to repeat it."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())

@@ -48,7 +48,7 @@ class ProgramStore:
             return None
         try:
             program = serialize_executable.deserialize_and_load(*pickle.loads(zlib.decompress(path.read_bytes())))
-        except Exception as error:  # whatever unpickling or the device runtime raises
+        except Exception as error:  # damaged bytes can make unpickling raise any type
             log.warning("compiling anew: %s cannot be read (%s)", path, error)
             return None
         with contextlib.suppress(OSError):  # a cache that others may only read
@@ -66,7 +66,7 @@ class ProgramStore:
                 part = Path(work) / name
                 part.write_bytes(data)
                 part.replace(self._folder / name)
-        except Exception as error:  # the same, or a full disk
+        except Exception as error:  # a full disk, or a runtime that cannot serialize: the program runs all the same
             log.warning("the next start compiles %s again: it cannot be kept (%s)", name, error)
 
     def prune(self) -> None:
