@@ -7,6 +7,7 @@ converting code, so that a change there is always tested.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from jaxsqueeze.checkpoint.manifest import is_converted
 from jaxsqueeze.checkpoint.source import content_hash
 from tests.checkpoint.build import TINY_CONFIG, write_hf_checkpoint
 
+os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: kernels run as Python (tests/kernels)
 GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 

@@ -1,25 +1,38 @@
-"""Writes new keys or values into their pages."""
+"""Writes new keys or values into their pages, quantising on the way where the pages hold codes."""
 
 from __future__ import annotations
 
 import jax
 from jaxtyping import Array, Float, Int, Num
 
-from pallas_kernels.kv_write import reference
+from pallas_kernels import dispatch
+from pallas_kernels.kv_write.problem import Problem, format_of
+from pallas_kernels.target import Target
 
 
 def kv_write(
-    pages: Num[Array, "pages K page_size D"],
+    pages: Num[Array, "pages K page_size W"],
+    scales: Float[Array, "pages K page_size"] | None,
     new: Float[Array, "T K D"],
     page: Int[Array, " T"],
     offset: Int[Array, " T"],
-) -> Num[Array, "pages K page_size D"]:
-    """Returns ``pages`` with ``new[t]`` at ``[page[t], :, offset[t]]``. Tokens that must not be kept name page 0.
+    *,
+    target: Target,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns ``pages`` with ``new[t]`` at ``[page[t], :, offset[t]]``, and their ``scales``. Tokens that must not be
+    kept name page 0, whose content is of no consequence.
 
-    XLA:CPU has no bf16 scatter: it would convert the whole pool to f32 and back at each write. A pool of unsigned
-    integers of the same width holds bit patterns and is written in place.
+    Pages of int8 (W = D) hold ``round(x / scale)`` with ``scale = max|x| / 127`` per token and head; of uint8
+    (W = D / 2), two 4-bit codes a byte with ``max|x| / 7``: code + 8, dimension d low and d + D / 2 high. An all-zero
+    head has scale 0. Pages of another unsigned type hold bit patterns (XLA:CPU has no bf16 scatter: it would convert
+    the whole pool to f32 and back at each write). Raises ValueError for pages that do not fit.
     """
-    if new.shape[1:] != (pages.shape[1], pages.shape[3]):
-        raise ValueError(f"new {new.shape} does not fit pages {pages.shape}")
-    with jax.named_scope("kv_write"):
-        return reference.kv_write(pages, new, page, offset)
+    problem = Problem(
+        *new.shape, page_size=pages.shape[2], dtype=new.dtype.name, format=format_of(pages.dtype, new.dtype)
+    )
+    expected = problem.inputs(pages.shape[0])
+    if pages.shape != expected[0].shape:
+        raise ValueError(f"new {new.shape} does not fit pages {pages.shape} of {pages.dtype}")
+    if (None if scales is None else scales.shape) != (expected[1] and expected[1].shape):
+        raise ValueError(f"pages of {pages.dtype} need scales {expected[1]}, got {scales}")
+    return dispatch.run("kv_write", problem, target, pages, scales, new, page, offset)

@@ -1,0 +1,143 @@
+"""Chooses an implementation for a problem on a target, falls back where it must, and can say why.
+
+An op is a package: ``problem.py`` holds its static facts (``Problem``, a frozen dataclass with ``key``, its name in the
+tuned tables, and ``inputs()``, abstract arrays of its kind), ``reference.py`` is plain JAX and covers every case,
+
+    run(problem, *arrays)
+
+and each other implementation is a module with
+
+    tiles(problem, target) -> candidate tiles, the default first; NotImplementedError, with the reason, for no case of its
+    run(problem, tile, launcher, *arrays)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from pallas_kernels import launch, tuning
+from pallas_kernels.target import Target
+from pallas_kernels.tuning import Tile
+
+log = logging.getLogger(__name__)
+
+REFERENCE = "reference"
+# Best first. Mosaic GPU comes after Triton until a device's tuned table names it: nobody has measured it faster.
+IMPLEMENTATIONS = {
+    "cpu": {"linear": ("lanes",)},
+    "cuda": {
+        "kv_write": ("triton",),
+        "moe_matmul": ("triton",),
+        "paged_attention": ("triton", "mosaic"),
+        "quant_matmul": ("triton", "mosaic"),
+        "sample_topk": ("triton",),
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """``why``: where the tile comes from; ``passed_over``: "name: reason" of each implementation before this one."""
+
+    op: str
+    implementation: str
+    tile: Tile
+    why: str
+    passed_over: tuple[str, ...]
+
+    def __str__(self) -> str:
+        tile = ", ".join(f"{name}={value}" for name, value in self.tile.items())
+        first = f"{self.op}: {self.implementation}" + (f" ({tile})" if tile else "") + f": {self.why}"
+        return "\n  not ".join((first, *self.passed_over))
+
+
+def explain(op: str, problem: Any, target: Target) -> str:
+    """Which implementation and tile run ``problem`` on ``target``, and why not the others.
+
+    ``problem``: the op's Problem, or its fields as a mapping. Raises ValueError for an op that does not exist.
+    """
+    if isinstance(problem, Mapping):
+        problem = _module(op, "problem").Problem(**problem)
+    return str(choose(op, problem, target))
+
+
+def run(op: str, problem: Any, target: Target, *arrays: jax.Array | None) -> Any:
+    """The op's result, by the implementation that ``choose`` names."""
+    choice = choose(op, problem, target)
+    with jax.named_scope(op):
+        return call(choice.op, choice.implementation, problem, choice.tile, target, *arrays)
+
+
+def call(op: str, name: str, problem: Any, tile: Tile, target: Target, *arrays: jax.Array | None) -> Any:
+    """The op's result by this implementation and tile."""
+    if name == REFERENCE:
+        return _module(op, name).run(problem, *arrays)
+    return _module(op, name).run(problem, tile, launch.on_gpu(target.capability), *arrays)
+
+
+@functools.cache  # what does not compile is tried, and reported, once
+def choose(op: str, problem: Any, target: Target) -> Choice:
+    """The first implementation that covers the problem and compiles."""
+    tuned = tuning.lookup(op, problem.key, target)
+    names = IMPLEMENTATIONS.get(target.platform, {}).get(op, ())
+    if tuned is not None:
+        names = (tuned.implementation, *(name for name in names if name != tuned.implementation))
+    passed_over, broken = [], []
+    for name in names:
+        if name == REFERENCE:
+            break
+        try:
+            tile, why = _tile(op, name, problem, target, tuned)
+            _check_compiles(op, name, problem, tile, target)
+        except NotImplementedError as error:
+            passed_over.append(f"{name}: {error}")
+        except Exception as error:  # a compiler may raise anything
+            passed_over.append(f"{name}: it does not compile for {target.kind}")
+            broken.append((name, error))
+        else:
+            return _chosen(Choice(op, name, tile, why, tuple(passed_over)), broken, target)
+    if tuned is not None and tuned.implementation == REFERENCE:
+        why = tuned.why
+    else:
+        why = "plain JAX" if names else f"the only one for {target.platform}"
+    return _chosen(Choice(op, REFERENCE, {}, why, tuple(passed_over)), broken, target)
+
+
+def _tile(op: str, name: str, problem: Any, target: Target, tuned: tuning.Tuned | None) -> tuple[Tile, str]:
+    default = _module(op, name).tiles(problem, target)[0]
+    if tuned is not None and tuned.implementation == name:
+        return tuned.tile, tuned.why
+    return default, "default tile" if default else "no tile to choose"
+
+
+def _chosen(choice: Choice, broken: list[tuple[str, Exception]], target: Target) -> Choice:
+    for name, error in broken:
+        reason = next(iter(str(error).splitlines()), "") or repr(error)
+        log.warning(
+            "%s: %s does not compile for %s, %s serves instead (%s)",
+            choice.op, name, target.kind, choice.implementation, reason,
+        )  # fmt: skip
+    return choice
+
+
+def _check_compiles(op: str, name: str, problem: Any, tile: Tile, target: Target) -> None:
+    """Lowers the kernel by itself, before it is part of a program. The result is kept by what compiles it."""
+    if target.platform == "cuda":
+        run = functools.partial(call, op, name, problem, tile, target)
+        jax.jit(run).trace(*problem.inputs()).lower(lowering_platforms=("cuda",))
+
+
+def _module(op: str, name: str) -> Any:
+    try:
+        return importlib.import_module(f"pallas_kernels.{op}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == f"pallas_kernels.{op}":
+            raise ValueError(f"no op {op!r}") from error
+        raise

@@ -1,0 +1,66 @@
+"""Runs a ``Launch`` in Triton's interpreter: the kernel's own Python, one program after another, on numpy memory.
+
+``TRITON_INTERPRET=1`` must be set before triton is imported (tests/conftest.py). Outputs that are not aliased to an
+input start as NaN or the largest integer, so that a place nobody wrote shows.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.launch import Launch
+
+
+class Memory:
+    """What the interpreter asks of a torch tensor, over a numpy array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.dtype = array, array.dtype
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def untyped_storage(self) -> Memory:
+        return self
+
+    def cpu(self) -> Memory:
+        return self
+
+    def new_empty(self, *_, **__) -> Memory:
+        return Memory(self.array)
+
+    def set_(self, storage: Memory, *_) -> None:
+        self.array = storage.array
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return ()
+
+    def copy_(self, _: Memory) -> None:
+        """Nothing moved: host and device are the same memory."""
+
+
+def interpret(launch: Launch, *inputs: object) -> tuple[jnp.ndarray, ...]:
+    """A ``Launcher``."""
+    arrays = [np.array(x) for x in inputs]  # copies: a kernel must not change what it was not given to change
+    aliased = {output: arrays[index] for index, output in launch.aliases.items()}
+    outputs = [aliased.get(i, _poisoned(o)) for i, o in enumerate(launch.outputs)]
+    memory = [Memory(x) for x in (*arrays, *outputs)]
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    before = [x.copy() for i, x in enumerate(arrays) if i not in launch.aliases]
+    launch.kernel[launch.grid](*memory, **launch.constants, **options)
+    for i, (old, new) in enumerate(zip(before, (x for i, x in enumerate(arrays) if i not in launch.aliases), strict=True)):
+        assert old.tobytes() == new.tobytes(), f"{launch.kernel.__name__} changed input {i}"
+    return tuple(jnp.asarray(x) for x in outputs)
+
+
+def _poisoned(shape: object) -> np.ndarray:
+    dtype = jnp.dtype(shape.dtype)
+    value = np.nan if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+    return np.full(shape.shape, value, dtype)
