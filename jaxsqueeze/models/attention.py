@@ -13,6 +13,7 @@ from jaxsqueeze.models.layers import Linear, RMSNorm
 from jaxsqueeze.models.rope import apply_rope
 from pallas_kernels.kv_write.api import kv_write
 from pallas_kernels.paged_attention.api import paged_attention
+from pallas_kernels.target import Target
 
 
 @struct.dataclass
@@ -48,6 +49,7 @@ class Attention(nn.Module):
     layer: LayerConfig
     group: int  # index of the layer's cache group
     dtype: jnp.dtype
+    target: Target
 
     @nn.compact
     def __call__(
@@ -65,7 +67,7 @@ class Attention(nn.Module):
         c = self.cfg
         K, G, D = c.num_kv_heads, c.q_per_kv, c.head_dim
         axes = ("kv_heads", "q_and_kv", "head_dim", "hidden")
-        qkv = Linear((K, G + 2, D, c.hidden_size), axes, self.dtype, c.qkv_bias, name="qkv")(x_TH)
+        qkv = Linear((K, G + 2, D, c.hidden_size), axes, self.dtype, self.target, c.qkv_bias, name="qkv")(x_TH)
         q, k, v = qkv[:, :, :G], qkv[:, :, G], qkv[:, :, G + 1]
         if c.qk_norm:
             q = RMSNorm(D, c.norm_eps, jnp.float32, name="q_norm")(q)
@@ -82,8 +84,8 @@ class Attention(nn.Module):
         page_size = k_pages.shape[2]
         places = [r.write_places(self.group, page_size) for r in rows]
         page, offset = (jnp.concatenate(x) for x in zip(*places, strict=True))
-        k_pages = kv_write(k_pages, k, page, offset)
-        v_pages = kv_write(v_pages, v, page, offset)
+        k_pages, _ = kv_write(k_pages, None, k, page, offset, target=self.target)
+        v_pages, _ = kv_write(v_pages, None, v, page, offset, target=self.target)
 
         outputs, start = [], 0
         for r in rows:
@@ -100,9 +102,11 @@ class Attention(nn.Module):
                 scale=c.attn_scale,
                 window=self.layer.window,
                 softcap=c.attn_softcap,
+                target=self.target,
             )
             outputs.append(out.reshape(r.num_tokens, K * G * D))
             start += r.num_tokens
         x = jnp.concatenate(outputs)
         out_axes = ("hidden", "heads")
-        return Linear((c.hidden_size, K * G * D), out_axes, self.dtype, c.o_bias, name="o")(x), k_pages, v_pages
+        o = Linear((c.hidden_size, K * G * D), out_axes, self.dtype, self.target, c.o_bias, name="o")
+        return o(x), k_pages, v_pages

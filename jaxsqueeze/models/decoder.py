@@ -19,6 +19,7 @@ from jaxsqueeze.models.attention import Attention, GroupPages, QueryRows
 from jaxsqueeze.models.config import LayerConfig, ModelConfig
 from jaxsqueeze.models.layers import Embedding, GatedMLP, RMSNorm
 from jaxsqueeze.models.rope import cos_sin
+from pallas_kernels.target import CPU, Target
 
 Params = dict[str, Any]
 Variables = dict[str, Any]  # {"params": Params, "views": see runner/views.py}
@@ -31,6 +32,7 @@ class Block(nn.Module):
     layer: LayerConfig
     group: int  # index of the layer's cache group
     dtype: jnp.dtype
+    target: Target
 
     @nn.compact
     def __call__(self, x_TH, k_pages, v_pages, rows, ropes):
@@ -44,38 +46,43 @@ class Block(nn.Module):
 
         rope = None if layer.rope is None else ropes[layer.rope]
         with jax.named_scope("attention"):
-            attn = Attention(c, layer, self.group, self.dtype, name="attn")
+            attn = Attention(c, layer, self.group, self.dtype, self.target, name="attn")
             y, k_pages, v_pages = attn(norm("input_norm")(x_TH), k_pages, v_pages, rows, rope)
             x_TH = add(x_TH, norm("post_attn_norm")(y) if c.post_norms else y)
         with jax.named_scope("mlp"):
-            mlp = GatedMLP(c.hidden_size, c.intermediate_size, c.activation, self.dtype, c.mlp_bias, name="mlp")
+            sizes = c.hidden_size, c.intermediate_size
+            mlp = GatedMLP(*sizes, c.activation, self.dtype, self.target, c.mlp_bias, name="mlp")
             y = mlp(norm("mlp_norm")(x_TH))
             x_TH = add(x_TH, norm("post_mlp_norm")(y) if c.post_norms else y)
         return x_TH, k_pages, v_pages
 
 
 @functools.lru_cache
-def _traced_once(cfg: ModelConfig, layer: LayerConfig, group: int, dtype: jnp.dtype) -> Callable[..., Any]:
+def _traced_once(
+    cfg: ModelConfig, layer: LayerConfig, group: int, dtype: jnp.dtype, target: Target
+) -> Callable[..., Any]:
     """Equal layers share one trace: a deep model traces and lowers in the time of its distinct layers."""
-    block = Block(cfg, layer, group, dtype, parent=None)
+    block = Block(cfg, layer, group, dtype, target, parent=None)
     return jax.jit(block.apply)
 
 
 class Decoder(nn.Module):
-    """``max_len`` fixes the rope frequencies: one set per server (see models/rope.py)."""
+    """``max_len`` fixes the rope frequencies: one set per server (see models/rope.py); ``target``: what its programs
+    run on."""
 
     cfg: ModelConfig
     dtype: jnp.dtype
     max_len: int
+    target: Target
 
     def setup(self) -> None:
         c = self.cfg
         group_of = {i: g for g, group in enumerate(c.cache_groups()) for i in group.layers}
-        self.embed = Embedding(c.vocab_size, c.hidden_size, self.dtype)
-        self.layers = [Block(c, layer, group_of[i], self.dtype) for i, layer in enumerate(c.layers)]
+        self.embed = Embedding(c.vocab_size, c.hidden_size, self.dtype, self.target)
+        self.layers = [Block(c, layer, group_of[i], self.dtype, self.target) for i, layer in enumerate(c.layers)]
         self.final_norm = RMSNorm(c.hidden_size, c.norm_eps, self.dtype)
         if not c.tie_embeddings:
-            self.lm_head = Embedding(c.vocab_size, c.hidden_size, self.dtype)
+            self.lm_head = Embedding(c.vocab_size, c.hidden_size, self.dtype, self.target)
 
     def __call__(self, tokens_T: jax.Array, pool: KVPool, rows: tuple[QueryRows, ...]) -> tuple[jax.Array, KVPool]:
         """Final hidden states [T, H] and the pool with the tokens' keys and values written."""
@@ -94,7 +101,7 @@ class Decoder(nn.Module):
                 if self.is_initializing():
                     x_TH, k[i], v[i] = block(*args)
                 else:
-                    shared = _traced_once(c, block.layer, block.group, self.dtype)
+                    shared = _traced_once(c, block.layer, block.group, self.dtype, self.target)
                     x_TH, k[i], v[i] = shared(block.variables, *args)
         return self.final_norm(x_TH), KVPool(tuple(k), tuple(v))
 
@@ -120,7 +127,7 @@ def abstract_params(cfg: ModelConfig, dtype: jnp.dtype) -> Params:
     pages = GroupPages(jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
     rows = (QueryRows(jax.ShapeDtypeStruct((1, 1), jnp.int32), (pages,) * len(groups)),)
     pool = abstract_pool(cfg, (2,) * len(groups), 1, dtype)
-    model = Decoder(cfg, dtype, max_len=1)
+    model = Decoder(cfg, dtype, max_len=1, target=CPU)
 
     def init(tokens, pool, rows):
         return model.init(jax.random.key(0), tokens, pool, rows, method=Decoder.init_all)["params"]

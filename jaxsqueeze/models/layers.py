@@ -17,25 +17,36 @@ from flax import linen as nn
 from jax import lax
 
 from jaxsqueeze.models.config import Activation
+from jaxsqueeze.quant.qtensor import QTensor
 from pallas_kernels.linear import api as matmul
+from pallas_kernels.target import Target
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
 
 
-def linear(x_TI: jax.Array, weight: jax.Array, bits: jax.Array | None) -> jax.Array:
+def linear(x_TI: jax.Array, weight: jax.Array | QTensor, bits: jax.Array | None, target: Target) -> jax.Array:
     """``x[T, in] @ weight[out..., in]`` -> f32[T, out...]; ``bits``: see ``weight_bits``.
 
     The weight is viewed as a matrix: XLA would transpose (copy) one with several output axes.
     """
+    if isinstance(weight, QTensor):
+        return weight.matmul(x_TI, target)
     *out, size = weight.shape
     matrix = weight.reshape(-1, size)
-    y = matmul.linear(x_TI, matrix, None if bits is None else bits.reshape(matrix.shape))
+    y = matmul.linear(x_TI, matrix, None if bits is None else bits.reshape(matrix.shape), target=target)
     return y.reshape(x_TI.shape[0], *out)
 
 
 def weight_bits(module: nn.Module) -> jax.Array | None:
     """The module's 16-bit weight as integers: on CPU the runner passes such a view (runner/views.py)."""
     return module.get_variable("views", "bits") if module.has_variable("views", "bits") else None
+
+
+def weight_param(module: nn.Module, shape: tuple[int, ...], axes: tuple[str, ...], dtype: jnp.dtype):
+    """The module's weight: an array ``[*out, in]``, or the QTensor that was given for one."""
+    if module.has_variable("params", "weight") and isinstance(w := module.get_variable("params", "weight"), QTensor):
+        return w
+    return module.param("weight", nn.with_logical_partitioning(nn.initializers.normal(0.02), axes), shape, dtype)
 
 
 class Linear(nn.Module):
@@ -45,12 +56,13 @@ class Linear(nn.Module):
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     dtype: jnp.dtype
+    target: Target
     use_bias: bool = False
 
     @nn.compact
     def __call__(self, x_TI: jax.Array) -> jax.Array:
-        init = nn.with_logical_partitioning(nn.initializers.normal(0.02), self.axes)
-        y = linear(x_TI, self.param("weight", init, self.shape, self.dtype), weight_bits(self))
+        weight = weight_param(self, self.shape, self.axes, self.dtype)
+        y = linear(x_TI, weight, weight_bits(self), self.target)
         if self.use_bias:
             zeros = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[:-1])
             y = y + self.param("bias", zeros, self.shape[:-1], self.dtype).astype(jnp.float32)
@@ -79,10 +91,10 @@ class Embedding(nn.Module):
     vocab_size: int
     hidden_size: int
     dtype: jnp.dtype
+    target: Target
 
     def setup(self) -> None:
-        init = nn.with_logical_partitioning(nn.initializers.normal(0.02), ("vocab", "hidden"))
-        self.weight = self.param("weight", init, (self.vocab_size, self.hidden_size), self.dtype)
+        self.weight = weight_param(self, (self.vocab_size, self.hidden_size), ("vocab", "hidden"), self.dtype)
 
     def __call__(self, tokens_T: jax.Array) -> jax.Array:
         bits = weight_bits(self)
@@ -92,7 +104,7 @@ class Embedding(nn.Module):
 
     def unembed(self, x_TH: jax.Array) -> jax.Array:
         """Logits f32[T, V]."""
-        return linear(x_TH, self.weight, weight_bits(self))
+        return linear(x_TH, self.weight, weight_bits(self), self.target)
 
 
 class GatedMLP(nn.Module):
@@ -102,11 +114,14 @@ class GatedMLP(nn.Module):
     width: int
     activation: Activation
     dtype: jnp.dtype
+    target: Target
     use_bias: bool = False
 
     @nn.compact
     def __call__(self, x_TH: jax.Array) -> jax.Array:
         shape = (2, self.width, self.hidden_size)
-        both = Linear(shape, ("gate_up", "mlp", "hidden"), self.dtype, self.use_bias, name="gate_up")(x_TH)
+        axes = "gate_up", "mlp", "hidden"
+        both = Linear(shape, axes, self.dtype, self.target, self.use_bias, name="gate_up")(x_TH)
         h_TF = (ACTIVATIONS[self.activation](both[:, 0]) * both[:, 1]).astype(self.dtype)
-        return Linear((self.hidden_size, self.width), ("hidden", "mlp"), self.dtype, self.use_bias, name="down")(h_TF)
+        shape, axes = (self.hidden_size, self.width), ("hidden", "mlp")
+        return Linear(shape, axes, self.dtype, self.target, self.use_bias, name="down")(h_TF)

@@ -21,7 +21,7 @@ import platform
 import shutil
 import tempfile
 import zlib
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
@@ -85,18 +85,25 @@ def _environment() -> tuple[object, ...]:
     sources = hashlib.sha256()
     package = Path(__file__).resolve().parents[1]
     for root in (package, package.parent / "pallas_kernels"):
-        for path in sorted(root.rglob("*.py")):
+        for path in sorted((*root.rglob("*.py"), *root.rglob("*.json"))):  # json: tuned tiles
             sources.update(path.read_bytes())
     device = jax.devices()[0]
     return (
         sources.hexdigest(),
         platform.python_version(),
-        [version(name) for name in ("jax", "jaxlib", "flax", "numpy")],
+        [_version(name) for name in ("jax", "jaxlib", "flax", "numpy", "triton", "jax-triton")],
         sorted((name, repr(value)) for name, value in jax.config.values.items()),
         os.environ.get("XLA_FLAGS"),
         (device.platform, device.device_kind, device.client.platform_version, jax.device_count()),
         _processor(),
     )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # the GPU's own
+        return None
 
 
 def _processor() -> object:

@@ -31,6 +31,7 @@ from jaxsqueeze.runner.sampling import Logprobs
 from jaxsqueeze.runner.steps import DecodeInputs, PrefillInputs, StepResult, decode_n, mixed
 from jaxsqueeze.runner.views import with_views
 from jaxsqueeze.types import Chunk, GroupTables, LogprobArrays, StepOutput, StepPlan
+from pallas_kernels.target import Target
 
 Key = tuple[str, int, int]  # program, decode rows, prefill rows
 
@@ -57,7 +58,7 @@ class Runner:
         platform = jax.default_backend()
         self.buckets = make_buckets(config, decode_sizes(config.max_slots, platform, jnp.dtype(dtype).name))
         self._variables = with_views(params)
-        self._model = Decoder(model_config, jnp.dtype(dtype), max_model_len)
+        self._model = Decoder(model_config, jnp.dtype(dtype), max_model_len, Target.of(jax.devices()[0]))
         self._abstract_pool = abstract_pool(
             model_config, num_pages, config.page_size, storage_dtype(jnp.dtype(dtype), platform)
         )

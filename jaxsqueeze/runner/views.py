@@ -21,6 +21,9 @@ def with_views(params: Params) -> Variables:
     views = {
         (*path, "bits"): bits(x)
         for (*path, name), x in traverse_util.flatten_dict(params).items()
-        if name == "weight" and x.dtype == jnp.bfloat16 and next(iter(x.devices())).platform == "cpu"
+        if name == "weight"
+        and isinstance(x, jax.Array)
+        and x.dtype == jnp.bfloat16
+        and next(iter(x.devices())).platform == "cpu"
     }
     return {"params": params, "views": traverse_util.unflatten_dict(views)}

@@ -15,12 +15,25 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.launch import Launcher
+from pallas_kernels.linear.problem import Problem
+from pallas_kernels.target import Target
+from pallas_kernels.tuning import Tile
+
 LANES = 32
 SECTION = 2048  # columns of one expression: its length, and so its compile time, is bounded
 
 
-def linear(x: jax.Array, bits: jax.Array) -> jax.Array:
-    """x [1, in], bits u16[out, in] -> f32[1, out]."""
+def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
+    if problem.T != 1 or not problem.bits:
+        raise NotImplementedError("it takes one row, and bf16 weights as integers")
+    return ({},)
+
+
+def run(
+    problem: Problem, tile: Tile, launcher: Launcher, x: jax.Array, weight: jax.Array, bits: jax.Array
+) -> jax.Array:
+    """See ``api.linear``."""
     # Inside a loop XLA would widen all weights once, before it, and keep them: the barrier ties them to x.
     x, bits = lax.optimization_barrier((x.astype(jnp.float32), bits))
     sections = [slice(start, start + SECTION) for start in range(0, x.shape[1], SECTION)]

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.linear.problem import Problem
 
-def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+
+def run(problem: Problem, x: jax.Array, weight: jax.Array, bits: jax.Array | None) -> jax.Array:
     """See ``api.linear``."""
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

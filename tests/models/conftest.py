@@ -20,6 +20,7 @@ from jaxsqueeze.models.attention import GroupPages, QueryRows
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.decoder import Decoder
 from jaxsqueeze.models.families import rules
+from pallas_kernels.target import CPU
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -99,7 +100,7 @@ DECODE_ROWS = 3
 @functools.cache
 def forward(cfg: ModelConfig, max_len: int):
     """Jitted ``(params, tokens, pool, rows) -> (logits, pool)``; compiled for speed of compiling."""
-    model = Decoder(cfg, jnp.dtype(jnp.float32), max_len)
+    model = Decoder(cfg, jnp.dtype(jnp.float32), max_len, CPU)
 
     def logits(params, tokens, pool, rows):
         x, pool = model.apply({"params": params}, tokens, pool, rows)

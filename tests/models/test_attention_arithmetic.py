@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -16,19 +17,20 @@ from jaxsqueeze.models.decoder import Decoder
 from jaxsqueeze.models.layers import ACTIVATIONS
 from pallas_kernels.kv_write.api import kv_write
 from pallas_kernels.paged_attention.api import paged_attention
+from pallas_kernels.target import CPU
 
 PAGE = 2
 TABLE = np.array([[3, 1, 4]], np.int32)  # six positions in three pages, out of order
 
 
-ATTEND = jax.jit(paged_attention, static_argnames=("scale", "window", "softcap"))
+ATTEND = jax.jit(functools.partial(paged_attention, target=CPU), static_argnames=("scale", "window", "softcap"))
 
 
 def pages_of(values_TD: np.ndarray, junk: float = 99.0) -> jax.Array:
     """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; the other places hold junk."""
     t = np.arange(len(values_TD))
     pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), junk)
-    return kv_write(pool, jnp.asarray(values_TD)[:, None], TABLE[0, t // PAGE], t % PAGE)
+    return kv_write(pool, None, jnp.asarray(values_TD)[:, None], TABLE[0, t // PAGE], t % PAGE, target=CPU)[0]
 
 
 def attend(q_QD, k_TD, v_TD, positions, base=0, table=TABLE, **kwargs) -> np.ndarray:
@@ -102,7 +104,7 @@ def test_logits_are_capped(golden_named):
     table = np.zeros_like(golden.flat["embed/weight"])
     table[5, 0], table[6, 0] = 60.0, -1.0
     x = jnp.zeros((1, cfg.hidden_size)).at[0, 0].set(1.0)
-    model = Decoder(cfg, jnp.dtype(jnp.float32), 8)
+    model = Decoder(cfg, jnp.dtype(jnp.float32), 8, CPU)
     logits = model.apply({"params": {"embed": {"weight": table}}}, x, method=Decoder.unembed)[0]
     assert float(logits[5]) == pytest.approx(28.921, abs=1e-3)
     assert float(logits[6]) == pytest.approx(30 * math.tanh(-1 / 30), rel=1e-5)
@@ -114,7 +116,7 @@ def test_head_is_the_embedding_only_when_tied(name, source, golden_named):
     golden = golden_named(name)
     x = np.random.default_rng(0).normal(size=(3, golden.cfg.hidden_size)).astype(np.float32)
     other = {"lm_head": {"weight": golden.flat["embed/weight"] * 2}} if golden.cfg.tie_embeddings else {}
-    model = Decoder(golden.cfg, jnp.dtype(jnp.float32), 8)
+    model = Decoder(golden.cfg, jnp.dtype(jnp.float32), 8, CPU)
     logits = model.apply({"params": {**golden.params, **other}}, x, method=Decoder.unembed)
     np.testing.assert_allclose(logits, x @ golden.flat[f"{source}/weight"].T, rtol=1e-4, atol=1e-5)
 
@@ -129,7 +131,7 @@ def test_embedding_scale_is_rounded_to_the_working_type(golden_named):
         "final_norm": {"scale": jnp.full(cfg.hidden_size, 1e6)},
     }
     rows = (QueryRows(jnp.zeros((1, 1), jnp.int32), ()),)
-    model = Decoder(cfg, jnp.dtype(jnp.bfloat16), 8)
+    model = Decoder(cfg, jnp.dtype(jnp.bfloat16), 8, CPU)
     x, _ = model.apply({"params": params}, jnp.zeros(1, jnp.int32), KVPool((), ()), rows)
     assert x.dtype == jnp.bfloat16
     assert set(np.asarray(x, np.float32).ravel()) == {500.0}

@@ -17,6 +17,7 @@ from jaxsqueeze.runner.buckets import decode_sizes
 from jaxsqueeze.runner.state import initial_state
 from jaxsqueeze.runner.steps import DecodeInputs, decode_n
 from jaxsqueeze.runner.views import with_views
+from pallas_kernels.target import CPU
 
 PAGES, SLOTS = 257, 4
 CONFIG = ModelConfig(
@@ -44,7 +45,7 @@ def compiled_decode(rows: int, dtype: jnp.dtype) -> jax.stages.Compiled:
     slot_params, state = jax.eval_shape(lambda: initial_state(SLOTS, CONFIG.vocab_size))
     params = jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), nn.unbox(abstract_params(CONFIG, dtype)))
     variables = with_views(params)
-    step = jax.jit(functools.partial(decode_n, Decoder(CONFIG, dtype, 64), 4), donate_argnums=(1, 2))
+    step = jax.jit(functools.partial(decode_n, Decoder(CONFIG, dtype, 64, CPU), 4), donate_argnums=(1, 2))
     return step.lower(variables, pool, state, slot_params, inputs).compile()
 
 
