@@ -7,7 +7,7 @@ tuned tables, and ``inputs()``, abstract arrays of its kind), ``reference.py`` i
 
 and each other implementation is a module with
 
-    tiles(problem, target) -> candidate tiles, the default first; NotImplementedError, with the reason, for no case of its
+    tiles(problem, target) -> candidate tiles, the default first; NotImplementedError, with the reason, if it has none
     run(problem, tile, launcher, *arrays)
 """
 

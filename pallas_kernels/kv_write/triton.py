@@ -1,4 +1,4 @@
-"""KV write on a GPU: one program for each token and a block of heads, values read once, codes and scale written once."""
+"""KV write on a GPU: one program for each token and a block of heads; values are read once, codes written once."""
 
 from __future__ import annotations
 
