@@ -1,17 +1,19 @@
-"""Attention of ragged queries over a paged KV pool: one op for prefill chunks and decode rows."""
+"""Attention of ragged queries over a paged KV pool: one op for prefill chunks, decode rows and verify rows."""
 
 from __future__ import annotations
 
-import jax
 from jaxtyping import Array, Float, Int, Num
 
-from pallas_kernels.paged_attention import reference
+from pallas_kernels import dispatch
+from pallas_kernels.kv_write.problem import format_of
+from pallas_kernels.paged_attention.problem import Problem
+from pallas_kernels.target import Target
 
 
 def paged_attention(
     q: Float[Array, "N Q K G D"],
-    k_pages: Num[Array, "pages K page_size D"],
-    v_pages: Num[Array, "pages K page_size D"],
+    k_pages: Num[Array, "pages K page_size W"],
+    v_pages: Num[Array, "pages K page_size W"],
     table: Int[Array, "N P"],
     base: Int[Array, " N"],
     positions: Int[Array, "N Q"],
@@ -19,20 +21,38 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    k_scales: Float[Array, "pages K page_size"] | None = None,
+    v_scales: Float[Array, "pages K page_size"] | None = None,
+    sinks: Float[Array, "K G"] | None = None,
+    target: Target,
 ) -> Float[Array, "N Q K G D"]:
     """Causal softmax attention, grouped-query.
 
     N rows of Q queries each, K KV heads, G query heads per KV head. Key position ``t`` of row n lies in page
     ``table[n, t // page_size - base[n]]``; a query at position p sees keys ``max(0, p - window + 1) .. p``, all of
-    them already written; elsewhere V must be finite, K may hold anything. A masked query has position -1 and yields
-    exact zeros. Pages of unsigned integers hold the bit patterns of q's dtype. Scores:
-    ``scale * q.k``, then ``softcap * tanh(s / softcap)`` if given; f32 inside.
+    them already written; elsewhere V must be finite, while K and scales may hold anything. A masked query has
+    position -1 and yields exact zeros. Scores: ``scale * q.k``, then ``softcap * tanh(s / softcap)`` if given; f32
+    inside. ``sinks`` are one more score per query head, after scale and soft-cap, that takes its share of the softmax
+    and gives nothing.
+
+    K and V each come as ``kv_write`` writes them: of q's dtype, its bits, int8 codes or packed int4 codes, the codes
+    with scales. Raises ValueError for what does not fit.
     """
-    if q.shape[2] != k_pages.shape[1] or q.shape[4] != k_pages.shape[3]:
-        raise ValueError(f"q {q.shape} does not fit pages {k_pages.shape}: KV heads and head_dim must agree")
+    N, Q, K, G, D = q.shape
+    problem = Problem(
+        N, Q, K, G, D, k_pages.shape[2], table.shape[1], q.dtype.name, format_of(k_pages.dtype, q.dtype),
+        format_of(v_pages.dtype, q.dtype), scale, window, softcap, sinks is not None,
+    )  # fmt: skip
+    arrays = (q, k_pages, v_pages, table, base, positions, k_scales, v_scales, sinks)
+    names = ("q", "k_pages", "v_pages", "table", "base", "positions", "k_scales", "v_scales", "sinks")
+    for name, array, expected in zip(names, arrays, problem.inputs(k_pages.shape[0]), strict=True):
+        if (array is None) != (expected is None):
+            pages = f"pages of {k_pages.dtype} and {v_pages.dtype}"
+            raise ValueError(f"{name}: {pages} need {expected}, got {None if array is None else array.shape}")
+        if array is not None and array.shape != expected.shape:
+            raise ValueError(f"{name} {array.shape} does not fit q {q.shape} and k_pages {k_pages.shape}")
     if window is not None and window < 1:
         raise ValueError(f"window must be >= 1, got {window}")
-    with jax.named_scope("paged_attention"):
-        return reference.paged_attention(
-            q, k_pages, v_pages, table, base, positions, scale=scale, window=window, softcap=softcap
-        )
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap must be > 0, got {softcap}")
+    return dispatch.run("paged_attention", problem, target, *arrays)

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention.api import paged_attention
-from tests.kernels.attention_oracle import attend
+from pallas_kernels.target import CPU
+from tests.kernels.paged_attention.oracle import attend
 
-ATTEND = jax.jit(paged_attention, static_argnames=("scale", "window", "softcap"))
+ATTEND = jax.jit(paged_attention, static_argnames=("scale", "window", "softcap", "target"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Batch:
             scale=scale,
             window=c.window,
             softcap=c.softcap,
+            target=CPU,
         )
         assert ours.dtype == kind
         options = {"scale": scale, "window": c.window, "softcap": c.softcap}
@@ -184,9 +186,9 @@ def test_what_does_not_fit_is_refused():
     q = jnp.zeros((1, 1, 2, 1, 8))
     pages = jnp.zeros((3, 2, 4, 8))
     rows = jnp.zeros((1, 2), jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.int32)
-    with pytest.raises(ValueError, match="KV heads and head_dim"):
-        paged_attention(q, pages[:, :1], pages[:, :1], *rows, scale=1.0)
-    with pytest.raises(ValueError, match="KV heads and head_dim"):
-        paged_attention(q, pages[..., :4], pages[..., :4], *rows, scale=1.0)
+    with pytest.raises(ValueError, match="does not fit q"):
+        paged_attention(q, pages[:, :1], pages[:, :1], *rows, scale=1.0, target=CPU)
+    with pytest.raises(ValueError, match="does not fit q"):
+        paged_attention(q, pages[..., :4], pages[..., :4], *rows, scale=1.0, target=CPU)
     with pytest.raises(ValueError, match="window must be >= 1, got 0"):
-        paged_attention(q, pages, pages, *rows, scale=1.0, window=0)
+        paged_attention(q, pages, pages, *rows, scale=1.0, window=0, target=CPU)
