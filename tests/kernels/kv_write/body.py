@@ -75,8 +75,9 @@ class KVWriteBody:
             if scales is not None:
                 np.testing.assert_array_equal(new_scales[page_, :, offset_], old_scales[page_, :, offset_])
 
-    @pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    @pytest.mark.parametrize(
+        ("D", "dtype"), [(64, "float32"), (80, "bfloat16"), (96, "float16"), (128, "bfloat16"), (256, "float32")]
+    )
     def test_sizes(self, dtype, D):
         for format in self.formats:
             problem = Problem(T=5, K=3, D=D, page_size=4, dtype=dtype, format=format)
