@@ -38,8 +38,8 @@ def _groups(problem: Problem, x: jax.Array, codes: jax.Array, scales: jax.Array,
     if problem.T > PARTIALS:
         weight = packing.dequantise(codes, scales, zeros, problem.format, problem.width)
         return _dot(x, weight.astype(x.dtype))
-    x = jnp.pad(x, ((0, 0), (0, problem.padded - problem.width))).reshape(problem.T, scales.shape[0], -1)
-    u = packing.unpack(codes, problem.format).reshape(problem.out, scales.shape[0], -1)
+    x = jnp.pad(x, ((0, 0), (0, problem.padded - problem.width))).reshape(problem.T, scales.shape[0], problem.group)
+    u = packing.unpack(codes, problem.format).reshape(problem.out, scales.shape[0], problem.group)
     if zeros is None:
         u = u.astype(jnp.int8) - 2 ** (8 // problem.parts - 1)
     dots = lax.dot_general(x, u.astype(x.dtype), (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.float32)
