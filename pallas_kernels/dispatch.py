@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from pallas_kernels import launch, tuning
 from pallas_kernels.target import Target
@@ -58,19 +59,20 @@ class Choice:
         return "\n  not ".join((first, *self.passed_over))
 
 
-def explain(op: str, problem: Any, target: Target) -> str:
+def explain(op: str, problem: Any, target: Target, *, compile: bool = False) -> str:
     """Which implementation and tile run ``problem`` on ``target``, and why not the others.
 
-    ``problem``: the op's Problem, or its fields as a mapping. Raises ValueError for an op that does not exist.
+    ``problem``: the op's Problem, or its fields as a mapping. ``compile``: also see whether the kernel compiles, as
+    ``run`` does; this needs the target's compiler, not the target. Raises ValueError for an op that does not exist.
     """
     if isinstance(problem, Mapping):
         problem = _module(op, "problem").Problem(**problem)
-    return str(choose(op, problem, target))
+    return str(choose(op, problem, target, compile))
 
 
 def run(op: str, problem: Any, target: Target, *arrays: jax.Array | None) -> Any:
     """The op's result, by the implementation that ``choose`` names."""
-    choice = choose(op, problem, target)
+    choice = choose(op, problem, target, True)
     with jax.named_scope(op):
         return call(choice.op, choice.implementation, problem, choice.tile, target, *arrays)
 
@@ -83,8 +85,9 @@ def call(op: str, name: str, problem: Any, tile: Tile, target: Target, *arrays: 
 
 
 @functools.cache  # what does not compile is tried, and reported, once
-def choose(op: str, problem: Any, target: Target) -> Choice:
-    """The first implementation that covers the problem and compiles."""
+def choose(op: str, problem: Any, target: Target, compile: bool) -> Choice:
+    """The first implementation that covers the problem and, if ``compile``, compiles."""
+    _module(op, REFERENCE)
     tuned = tuning.lookup(op, problem.key, target)
     names = IMPLEMENTATIONS.get(target.platform, {}).get(op, ())
     if tuned is not None:
@@ -95,12 +98,14 @@ def choose(op: str, problem: Any, target: Target) -> Choice:
             break
         try:
             tile, why = _tile(op, name, problem, target, tuned)
-            _check_compiles(op, name, problem, tile, target)
+            if compile and target.platform == "cuda":
+                _try(op, name, problem, tile, target)
         except NotImplementedError as error:
             passed_over.append(f"{name}: {error}")
         except Exception as error:  # a compiler may raise anything
-            passed_over.append(f"{name}: it does not compile for {target.kind}")
-            broken.append((name, error))
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            passed_over.append(f"{name}: it does not work here ({reason})")
+            broken.append(f"{name} ({reason})")
         else:
             return _chosen(Choice(op, name, tile, why, tuple(passed_over)), broken, target)
     if tuned is not None and tuned.implementation == REFERENCE:
@@ -117,21 +122,20 @@ def _tile(op: str, name: str, problem: Any, target: Target, tuned: tuning.Tuned 
     return default, "default tile" if default else "no tile to choose"
 
 
-def _chosen(choice: Choice, broken: list[tuple[str, Exception]], target: Target) -> Choice:
-    for name, error in broken:
-        reason = next(iter(str(error).splitlines()), "") or repr(error)
-        log.warning(
-            "%s: %s does not compile for %s, %s serves instead (%s)",
-            choice.op, name, target.kind, choice.implementation, reason,
-        )  # fmt: skip
+def _chosen(choice: Choice, broken: list[str], target: Target) -> Choice:
+    for name in broken:
+        log.warning("%s on %s: %s serves instead of %s", choice.op, target.kind, choice.implementation, name)
     return choice
 
 
-def _check_compiles(op: str, name: str, problem: Any, tile: Tile, target: Target) -> None:
-    """Lowers the kernel by itself, before it is part of a program. The result is kept by what compiles it."""
-    if target.platform == "cuda":
-        run = functools.partial(call, op, name, problem, tile, target)
-        jax.jit(run).trace(*problem.inputs()).lower(lowering_platforms=("cuda",))
+def _try(op: str, name: str, problem: Any, tile: Tile, target: Target) -> None:
+    """Compiles the kernel by itself before it is part of a program, and where the target is at hand runs it once, on
+    zeros: the last assembler and the launch itself may refuse too."""
+    run = jax.jit(functools.partial(call, op, name, problem, tile, target))
+    lowered = run.trace(*problem.inputs()).lower(lowering_platforms=("cuda",))
+    if jax.default_backend() == "gpu" and Target.of(jax.devices()[0]) == target:
+        zeros = [x if x is None else np.zeros(x.shape, x.dtype) for x in problem.inputs()]
+        jax.block_until_ready(lowered.compile()(*zeros))
 
 
 def _module(op: str, name: str) -> Any:
