@@ -1,0 +1,162 @@
+"""What each Triton kernel takes of a GPU, found without one.
+
+Every representative problem (representative.py) is run with a launcher that only records; each launch is compiled for
+five compute capabilities as jax-triton would compile it (pointers divisible by 16, fused multiply-add). Triton's ptxas
+assembles and says what the kernel takes; on a device jax assembles the same PTX, perhaps by another version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.launch import Launch
+from pallas_kernels.occupancy import blocks_per_sm
+from pallas_kernels.representative import PROBLEMS
+from pallas_kernels.target import A100, H200, Target
+from pallas_kernels.tuning import Tile
+
+DEVICES = (
+    A100,
+    Target("cuda", "NVIDIA GeForce RTX 3090", 86, 82),
+    Target("cuda", "NVIDIA GeForce RTX 4090", 89, 128),
+    H200,
+    Target("cuda", "NVIDIA B200", 100, 148),
+)
+_POINTERS = {
+    "bfloat16": "*bf16",
+    "float16": "*fp16",
+    "float32": "*fp32",
+    "float8_e4m3fn": "*fp8e4nv",
+    "int8": "*i8",
+    "uint8": "*u8",
+    "int32": "*i32",
+    "uint32": "*u32",
+    "bool": "*i1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One kernel of one problem on one capability. Where no tile covers the problem, ``kernel`` is "none", ``tile`` the
+    reason, and the numbers are 0."""
+
+    op: str
+    problem: str
+    kernel: str
+    capability: int
+    tile: str
+    warps: int = 0
+    stages: int = 0
+    registers: int = 0  # of a thread
+    spills: int = 0  # bytes of a thread that do not fit the registers: stack, or stored and loaded again
+    shared: int = 0  # bytes of a block
+    blocks: int = 0  # of an SM, see occupancy.py
+
+    @property
+    def choice(self) -> tuple[object, ...]:
+        """What does not depend on the version of Triton."""
+        return self.op, self.problem, self.kernel, self.capability, self.tile, self.warps, self.stages
+
+    @property
+    def fault(self) -> str | None:
+        if self.kernel == "none":
+            return None
+        if self.spills:
+            return f"spills {self.spills} bytes of registers: a default tile must not"
+        return None if self.blocks else "cannot be launched: more registers or shared memory than there is"
+
+
+def describe(problem: Any) -> str:
+    """The fields of a problem that differ from their defaults."""
+    fields = ((f, getattr(problem, f.name)) for f in dataclasses.fields(problem))
+    return " ".join(f"{f.name}={value}" for f, value in fields if value != f.default)
+
+
+def launches(op: str, problem: Any, tile: Tile) -> list[tuple[Launch, list[jnp.dtype]]]:
+    """The kernel launches of the op's Triton implementation, each with the types of its pointers."""
+    found = []
+
+    def record(launch: Launch, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+        found.append((launch, [jnp.dtype(a.dtype) for a in (*inputs, *launch.outputs)]))
+        return tuple(jnp.zeros(o.shape, o.dtype) for o in launch.outputs)
+
+    module = importlib.import_module(f"pallas_kernels.{op}.triton")
+    jax.eval_shape(lambda *arrays: module.run(problem, tile, record, *arrays), *problem.inputs())
+    return found
+
+
+def measure(op: str, problem: Any) -> list[Row]:
+    """Rows of the default tile on each of ``DEVICES``."""
+    rows: dict[Row, None] = {}
+    for target in DEVICES:
+        try:
+            tile = importlib.import_module(f"pallas_kernels.{op}.triton").tiles(problem, target)[0]
+        except NotImplementedError as error:
+            rows[Row(op, describe(problem), "none", target.capability, str(error))] = None
+            continue
+        for launch, dtypes in launches(op, problem, tile):
+            registers, spills, shared = compile_launch(launch, dtypes, target.capability)
+            row = Row(
+                op, describe(problem), launch.kernel.__name__, target.capability,
+                " ".join(f"{name}={value}" for name, value in tile.items()), launch.num_warps, launch.num_stages,
+                registers, spills, shared, blocks_per_sm(target.capability, launch.num_warps, registers, shared),
+            )  # fmt: skip
+            rows[row] = None
+    return list(rows)
+
+
+def compile_launch(launch: Launch, dtypes: Sequence[jnp.dtype], capability: int) -> tuple[int, int, int]:
+    """Registers of a thread, its spilled bytes, and shared bytes of a block."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if not isinstance(launch.kernel, triton.JITFunction):
+        raise ValueError("unset TRITON_INTERPRET: an interpreted kernel cannot be compiled")
+    pointers = dict(zip(launch.kernel.arg_names, (_POINTERS[d.name] for d in dtypes), strict=False))
+    source = ASTSource(
+        launch.kernel,
+        signature=pointers | dict.fromkeys(launch.constants, "constexpr"),
+        constexprs=dict(launch.constants),
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(dtypes))},
+    )
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return *_assemble(compiled.asm["ptx"], capability), compiled.metadata.shared
+
+
+def _assemble(ptx: str, capability: int) -> tuple[int, int]:
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    name = f"--gpu-name=sm_{capability}{'a' if capability >= 90 else ''}"
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [get_ptxas(capability).path, "-v", name, file.name, "-o", os.devnull]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    of_memory = [int(x) for x in re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", said)]
+    return int(re.search(r"Used (\d+) registers", said)[1]), max(of_memory)
+
+
+def measure_all() -> list[Row]:
+    """Every op's representative problems, in two processes at most."""
+    jobs = [(op, problem) for op, problems in PROBLEMS.items() for problem in problems]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(measure, *job) for job in jobs]
+        for done, _ in enumerate(as_completed(futures), 1):
+            print(f"\r{done} of {len(jobs)} problems", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return [row for future in futures for row in future.result()]
