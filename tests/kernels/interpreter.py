@@ -2,14 +2,54 @@
 
 ``TRITON_INTERPRET=1`` must be set before triton is imported (tests/conftest.py). Outputs that are not aliased to an
 input start as NaN or the largest integer, so that a place nobody wrote shows.
+
+The interpreter keeps bfloat16 as uint16: it would convert, add and multiply the bit patterns as if they were numbers,
+and its own rounding to bfloat16 loses a carry. Here the operations that kernels use see the numbers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from pallas_kernels.launch import Launch
+
+
+class _Original:
+    cast_impl = InterpreterBuilder.cast_impl
+    binary_op = InterpreterBuilder.binary_op
+    create_dot = InterpreterBuilder.create_dot
+
+
+def _cast(self: InterpreterBuilder, x: TensorHandle, dtype: tl.dtype) -> TensorHandle:
+    source, dtype = x.dtype.scalar, dtype.scalar
+    if source != tl.bfloat16 and dtype != tl.bfloat16:
+        return _Original.cast_impl(self, x, dtype)
+    numbers = x.data.view(ml_dtypes.bfloat16) if source == tl.bfloat16 else x.data
+    if dtype == tl.bfloat16:
+        return TensorHandle(numbers.astype(ml_dtypes.bfloat16).view(np.uint16), dtype)
+    return _Original.cast_impl(self, TensorHandle(numbers.astype(np.float32), tl.float32), dtype)
+
+
+def _widened(self: InterpreterBuilder, x: TensorHandle) -> TensorHandle:
+    return _cast(self, x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+
+
+def _binary(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, op: Callable[..., np.ndarray]) -> TensorHandle:
+    out = _Original.binary_op(self, _widened(self, a), _widened(self, b), op)
+    return _cast(self, out, tl.bfloat16) if a.dtype.scalar == tl.bfloat16 and out.data.dtype != bool else out
+
+
+def _dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, *rest: object) -> TensorHandle:
+    return _Original.create_dot(self, _widened(self, a), _widened(self, b), *rest)
+
+
+InterpreterBuilder.cast_impl, InterpreterBuilder.binary_op, InterpreterBuilder.create_dot = _cast, _binary, _dot
 
 
 class Memory:
