@@ -84,6 +84,12 @@ def call(op: str, name: str, problem: Any, tile: Tile, target: Target, *arrays: 
     return _module(op, name).run(problem, tile, launch.on_gpu(target.capability), *arrays)
 
 
+def tiles(op: str, name: str, problem: Any, target: Target) -> tuple[Tile, ...]:
+    """An implementation's candidate tiles, the default first; plain JAX has one, which is empty. Raises
+    NotImplementedError, with the reason, for a case that it does not cover."""
+    return ({},) if name == REFERENCE else _module(op, name).tiles(problem, target)
+
+
 @functools.cache  # what does not compile is tried, and reported, once
 def choose(op: str, problem: Any, target: Target, compile: bool) -> Choice:
     """The first implementation that covers the problem and, if ``compile``, compiles."""
@@ -116,7 +122,7 @@ def choose(op: str, problem: Any, target: Target, compile: bool) -> Choice:
 
 
 def _tile(op: str, name: str, problem: Any, target: Target, tuned: tuning.Tuned | None) -> tuple[Tile, str]:
-    default = _module(op, name).tiles(problem, target)[0]
+    default = tiles(op, name, problem, target)[0]
     if tuned is not None and tuned.implementation == name:
         return tuned.tile, tuned.why
     return default, "default tile" if default else "no tile to choose"
