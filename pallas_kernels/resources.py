@@ -1,8 +1,8 @@
 """What each Triton kernel takes of a GPU, found without one.
 
 Every representative problem (representative.py) is run with a launcher that only records; each launch is compiled for
-five compute capabilities as jax-triton would compile it (pointers divisible by 16, fused multiply-add). Triton's ptxas
-assembles and says what the kernel takes; on a device jax assembles the same PTX, perhaps by another version.
+five compute capabilities as it is for a device. Triton's ptxas assembles it and says what it takes; on a device jax
+assembles the same PTX, perhaps by another version.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.launch import Launch
+from pallas_kernels.launch import Launch, compile_launch
 from pallas_kernels.occupancy import blocks_per_sm
 from pallas_kernels.representative import PROBLEMS
 from pallas_kernels.target import A100, H200, Target
@@ -35,17 +34,6 @@ DEVICES = (
     H200,
     Target("cuda", "NVIDIA B200", 100, 148),
 )
-_POINTERS = {
-    "bfloat16": "*bf16",
-    "float16": "*fp16",
-    "float32": "*fp32",
-    "float8_e4m3fn": "*fp8e4nv",
-    "int8": "*i8",
-    "uint8": "*u8",
-    "int32": "*i32",
-    "uint32": "*u32",
-    "bool": "*i1",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +96,9 @@ def measure(op: str, problem: Any) -> list[Row]:
             rows[Row(op, describe(problem), "none", target.capability, str(error))] = None
             continue
         for launch, dtypes in launches(op, problem, tile):
-            registers, spills, shared = compile_launch(launch, dtypes, target.capability)
+            compiled = compile_launch(launch, dtypes, target.capability)
+            registers, spills = _assemble(compiled.asm["ptx"], target.capability)
+            shared = compiled.metadata.shared
             row = Row(
                 op, describe(problem), launch.kernel.__name__, target.capability,
                 " ".join(f"{name}={value}" for name, value in tile.items()), launch.num_warps, launch.num_stages,
@@ -118,27 +108,8 @@ def measure(op: str, problem: Any) -> list[Row]:
     return list(rows)
 
 
-def compile_launch(launch: Launch, dtypes: Sequence[jnp.dtype], capability: int) -> tuple[int, int, int]:
-    """Registers of a thread, its spilled bytes, and shared bytes of a block."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    if not isinstance(launch.kernel, triton.JITFunction):
-        raise ValueError("unset TRITON_INTERPRET: an interpreted kernel cannot be compiled")
-    pointers = dict(zip(launch.kernel.arg_names, (_POINTERS[d.name] for d in dtypes), strict=False))
-    source = ASTSource(
-        launch.kernel,
-        signature=pointers | dict.fromkeys(launch.constants, "constexpr"),
-        constexprs=dict(launch.constants),
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(dtypes))},
-    )
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return *_assemble(compiled.asm["ptx"], capability), compiled.metadata.shared
-
-
 def _assemble(ptx: str, capability: int) -> tuple[int, int]:
+    """Registers of a thread, and its spilled bytes."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     name = f"--gpu-name=sm_{capability}{'a' if capability >= 90 else ''}"
