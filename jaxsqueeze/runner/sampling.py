@@ -16,6 +16,8 @@ from jax import lax
 
 from jaxsqueeze.runner.state import SlotParams, SlotState
 from jaxsqueeze.types import MAX_LOGPROBS, NOT_FINITE
+from pallas_kernels.sample_topk.api import sample_topk
+from pallas_kernels.target import Target
 
 
 @struct.dataclass
@@ -29,7 +31,13 @@ class Logprobs:
 
 
 def sample(
-    logits_BV: jax.Array, positions_B: jax.Array, slots_B: jax.Array, params: SlotParams, state: SlotState
+    logits_BV: jax.Array,
+    positions_B: jax.Array,
+    slots_B: jax.Array,
+    params: SlotParams,
+    state: SlotState,
+    *,
+    target: Target,
 ) -> tuple[jax.Array, Logprobs]:
     """Tokens i32[B] for absolute ``positions_B`` of the sequences in ``slots_B``, and their logprobs.
 
@@ -44,7 +52,9 @@ def sample(
         x_BV = _without_early_stops(x_BV, positions_B, p)
         x_BV = _penalised(x_BV, p, slots_B, params, state)
         token_B = lax.cond(
-            jnp.any(p.temperature > 0), lambda: _random(x_BV, positions_B, p), lambda: jnp.argmax(x_BV, axis=-1)
+            jnp.any(p.temperature > 0),
+            lambda: _random(x_BV, positions_B, p, target),
+            lambda: jnp.argmax(x_BV, axis=-1),
         ).astype(jnp.int32)
         finite_B = jnp.isfinite(jnp.max(x_BV, axis=-1))  # max is NaN if any is, -inf if all are
         logprobs = lax.cond(
@@ -130,15 +140,18 @@ def _penalised(x_BV, p: SlotParams, slots_B, params: SlotParams, state: SlotStat
     return lax.cond(jnp.any(wanted), apply, lambda: x_BV)
 
 
-def _random(x_BV, positions_B, p: SlotParams):
+def _random(x_BV, positions_B, p: SlotParams, target: Target):
     """Gumbel-max over the filtered distribution; greedy rows stay an argmax."""
     random_B = p.temperature > 0
     # The best logit becomes 0: a tiny temperature cannot overflow several of them into a tie at infinity.
     temperature_B = jnp.where(random_B, jnp.maximum(p.temperature, jnp.finfo(jnp.float32).tiny), 1.0)
     scaled_BV = (x_BV - jnp.max(x_BV, axis=-1, keepdims=True)) / temperature_B[:, None]
-    filters = (p.top_k < x_BV.shape[1]) | (p.top_p < 1) | (p.min_p > 0)
-    kept_BV = lax.cond(
-        jnp.any(filters & random_B), lambda: filtered(scaled_BV, p.top_k, p.top_p, p.min_p), lambda: scaled_BV
+    kept_BV = sample_topk(
+        scaled_BV,
+        jnp.where(random_B, p.top_k, x_BV.shape[1]),
+        jnp.where(random_B, p.top_p, 1.0),
+        jnp.where(random_B, p.min_p, 0.0),
+        target=target,
     )
 
     def noise(seed, position):
@@ -147,44 +160,3 @@ def _random(x_BV, positions_B, p: SlotParams):
 
     noisy_BV = kept_BV + jax.vmap(noise)(p.seed, positions_B)
     return jnp.argmax(jnp.where(random_B[:, None], noisy_BV, x_BV), axis=-1)
-
-
-def filtered(x_BV: jax.Array, top_k_B: jax.Array, top_p_B: jax.Array, min_p_B: jax.Array) -> jax.Array:
-    """-inf outside top_k, then outside the smallest set of the rest with renormalised mass >= top_p, then under
-    ``min_p`` times the best. The best token always stays; tokens equal to the last one kept stay too.
-
-    Thresholds by bisection on the order-preserving integers of f32: exact, 32 passes, no sort of the vocabulary.
-    """
-    order_BV = _ordered(x_BV)
-
-    def kth(threshold_B):
-        return jnp.sum(order_BV >= threshold_B[:, None], axis=-1) >= top_k_B
-
-    kept_BV = order_BV >= _largest(kth, order_BV.shape[0])[:, None]
-    best_B = jnp.max(x_BV, axis=-1, keepdims=True)
-    weight_BV = jnp.where(kept_BV, jnp.exp(x_BV - best_B), 0.0)
-    target_B = top_p_B * jnp.sum(weight_BV, axis=-1)
-
-    def mass(threshold_B):
-        return jnp.sum(jnp.where(order_BV >= threshold_B[:, None], weight_BV, 0.0), axis=-1) >= target_B
-
-    nucleus_BV = order_BV >= _largest(mass, order_BV.shape[0])[:, None]
-    kept_BV &= jnp.where(top_p_B[:, None] < 1, nucleus_BV, True)
-    kept_BV &= weight_BV >= min_p_B[:, None]
-    return jnp.where(kept_BV | (x_BV == best_B), x_BV, -jnp.inf)
-
-
-def _ordered(x: jax.Array) -> jax.Array:
-    """u32 with the order of f32."""
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
-    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(0x80000000))
-
-
-def _largest(holds, rows: int) -> jax.Array:
-    """Largest u32 threshold per row for which ``holds(threshold_B)``, a predicate that falls with the threshold."""
-
-    def bit(i, low):
-        trial = low | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-        return jnp.where(holds(trial), trial, low)
-
-    return lax.fori_loop(0, 32, bit, jnp.zeros(rows, jnp.uint32))

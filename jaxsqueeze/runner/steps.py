@@ -17,6 +17,7 @@ from jaxsqueeze.models.decoder import Decoder, Variables
 from jaxsqueeze.runner.sampling import Logprobs, empty_logprobs, sample, score
 from jaxsqueeze.runner.state import SlotParams, SlotState
 from jaxsqueeze.types import NO_TOKEN
+from pallas_kernels.target import Target
 
 SCORE_ROWS = 32  # prompt positions scored at once: bounds the logits buffer to SCORE_ROWS * V floats
 
@@ -82,7 +83,7 @@ def decode_n(
         hidden, pool = _decode_hidden(model, variables, c.pool, c.state, inp, live)
         logits = model.apply(variables, hidden, method=Decoder.unembed)
         tokens, logprobs, state = _sample_and_advance(
-            logits, c.state.position[inp.slots] + 1, inp.slots, live, slot_params, c.state
+            model.target, logits, c.state.position[inp.slots] + 1, inp.slots, live, slot_params, c.state
         )
         put = lambda whole, new: lax.dynamic_update_index_in_dim(whole, new, c.step, 0)  # noqa: E731
         return Carry(c.step + 1, pool, state, put(c.tokens, tokens), jax.tree.map(put, c.logprobs, logprobs))
@@ -124,7 +125,7 @@ def mixed(
     last_position = jnp.take_along_axis(prefill.positions, at[:, None], axis=1)[:, 0]
     positions = jnp.concatenate([state.position[decode.slots], last_position]) + 1
     live = jnp.concatenate([live, prefill.slots != trash])
-    tokens, logprobs, state = _sample_and_advance(logits, positions, slots, live, slot_params, state)
+    tokens, logprobs, state = _sample_and_advance(model.target, logits, positions, slots, live, slot_params, state)
 
     wanted = jnp.any(prefill.targets >= 0)
     prompt = lax.cond(
@@ -146,6 +147,7 @@ def _decode_hidden(model, variables, pool, state, inp: DecodeInputs, live) -> tu
 
 
 def _sample_and_advance(
+    target: Target,
     logits: jax.Array,
     positions: jax.Array,
     slots: jax.Array,
@@ -157,7 +159,7 @@ def _sample_and_advance(
 
     Returns tokens (``NO_TOKEN`` for rows that are not live), logprobs, state.
     """
-    tokens, logprobs = sample(logits, positions, slots, slot_params, state)
+    tokens, logprobs = sample(logits, positions, slots, slot_params, state, target=target)
     stopped = jnp.any(slot_params.stop_ids[slots] == tokens[:, None], axis=1) & (tokens >= 0)
     done = stopped | (tokens < 0) | (positions + 1 >= slot_params.max_len[slots])
     where = jnp.where(live, slots, state.done.shape[0] - 1)  # rows that are not live write the trash slot

@@ -14,6 +14,7 @@ from jaxsqueeze.runner import state as slot_state
 from jaxsqueeze.runner.sampling import Logprobs, sample
 from jaxsqueeze.runner.state import SlotParams, SlotState
 from jaxsqueeze.types import Admit, Request, SamplingParams
+from pallas_kernels.target import CPU
 
 V, ROWS, MAX_LEN = 40, 8, 64
 LOW = -50.0  # a logit that nothing here lifts to the top
@@ -55,7 +56,7 @@ def admitted(
 @functools.cache
 def _compiled(rows: int, vocab: int):
     # Compiled for speed of compiling; the arithmetic is the same.
-    return jax.jit(sample, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(functools.partial(sample, target=CPU), compiler_options={"xla_backend_optimization_level": 0})
 
 
 def sampled(
