@@ -1,0 +1,121 @@
+"""What every implementation of moe_matmul has to do. Subclass and give ``matmul``."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pallas_kernels.moe_matmul.problem import Problem
+from pallas_kernels.quant_matmul import packing
+from tests.kernels.properties import PROPERTY
+
+# (format, group, zeros)
+KINDS = [
+    ("bf16", 0, False),
+    ("int8", 0, False),
+    ("fp8", 0, False),
+    ("w8a8", 0, False),
+    ("int4", 32, False),
+    ("int4", 64, True),
+    ("int2", 32, True),
+]
+
+
+def quantised(weight: np.ndarray, format: str, group: int, zeros: bool) -> tuple[list[np.ndarray | None], np.ndarray]:
+    """Codes, scales and zeros of weights [E, out, in], and the weights that they stand for, f64[E, out, in]."""
+    if format == "bf16":
+        codes = jnp.asarray(weight, jnp.bfloat16)
+        return [np.asarray(codes), None, None], np.asarray(codes, np.float64)
+    experts = [packing.quantise(jnp.asarray(w), format, group or None, zeros) for w in weight]
+    exact = [packing.dequantise(*e, format, weight.shape[2]) for e in experts]
+    return [None if a[0] is None else np.stack(a) for a in zip(*experts, strict=True)], np.asarray(exact, np.float64)
+
+
+def by_row(problem: Problem, x: np.ndarray, weight: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:
+    """f64[T, out], row by row. ``weight``: f64[E, out, in]."""
+    y = np.zeros((problem.T, problem.out))
+    for row, expert in enumerate(np.repeat(np.arange(problem.E), group_sizes)):
+        values = x[row].astype(np.float32)
+        if problem.format == "w8a8":  # by definition in f32: ties are as it rounds them
+            largest = np.abs(values).max()
+            values = np.round(values * (127 / largest)) * (np.float64(largest) / 127)
+        y[row] = weight[expert] @ values.astype(np.float64)
+    return y
+
+
+class MoeMatmulBody:
+    def matmul(self, problem: Problem, *arrays: jax.Array | None) -> jax.Array:
+        raise NotImplementedError
+
+    def check(
+        self,
+        group_sizes: list[int],
+        kind: tuple[str, int, bool] = KINDS[1],
+        spare: int = 0,
+        out: int = 20,
+        width: int = 96,
+        dtype: str = "bfloat16",
+        seed: int = 0,
+    ) -> None:
+        """``spare``: rows after the last group, NaN and one infinity."""
+        format, group, zeros = kind
+        rng = np.random.default_rng(seed)
+        sizes = np.array(group_sizes, np.int32)
+        x = np.asarray(rng.normal(size=(sizes.sum() + spare, width)) * np.exp(rng.normal()), dtype)
+        x[sizes.sum() :] = np.nan
+        x[sizes.sum() : sizes.sum() + 1] = np.inf
+        weights = rng.normal(size=(len(sizes), out, width)).astype(np.float32)
+        arrays, weight = quantised(weights, format, group, zeros)
+        problem = Problem(
+            len(x), out, width, dtype, format, group, zeros, *(a.dtype.name for a in arrays[1:2] if a is not None),
+            E=len(sizes),
+        )  # fmt: skip
+        given = [None if a is None else jnp.asarray(a) for a in (x, *arrays, sizes)]
+        y = np.asarray(self.matmul(problem, *given))
+        right = by_row(problem, x, weight, sizes)
+        assert y.dtype == np.float32
+        assert y.shape == right.shape
+        np.testing.assert_array_equal(y[sizes.sum() :], 0)
+        assert np.isfinite(y).all()
+        assert np.linalg.norm(y - right) <= 1e-3 * np.linalg.norm(right)
+
+    @pytest.mark.parametrize("kind", KINDS, ids=lambda k: f"{k[0]}-{k[1]}-{'zeros' if k[2] else 'plain'}")
+    def test_formats(self, kind):
+        self.check([3, 0, 18, 1], kind, spare=2)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    def test_types_of_x(self, dtype):
+        self.check([2, 5], dtype=dtype)
+
+    @pytest.mark.parametrize(
+        ("group_sizes", "spare"),
+        [
+            ([0, 0, 0], 5),
+            ([0, 0, 0], 0),
+            ([0, 37, 0], 0),
+            ([1], 0),
+            ([19], 3),
+            ([1] * 9, 0),
+            ([0] * 40 + [1] + [0] * 30 + [2], 1),
+            ([16, 16, 17], 0),
+        ],
+        ids=lambda x: None if isinstance(x, int) else f"{len(x)} experts, {sum(x)} rows",
+    )
+    def test_routings(self, group_sizes, spare):
+        self.check(group_sizes, spare=spare)
+
+    @pytest.mark.parametrize(("out", "width"), [(1, 32), (7, 33), (65, 130)])
+    @pytest.mark.parametrize("kind", [KINDS[1], KINDS[4]], ids=["int8", "int4"])
+    def test_odd_sizes(self, kind, out, width):
+        self.check([2, 0, 4], kind, out=out, width=width)
+
+    @PROPERTY
+    @given(sizes=st.lists(st.integers(0, 20), min_size=4, max_size=4), seed=st.integers(0, 2**32 - 1))
+    def test_any_routing_of_forty_rows(self, sizes, seed):
+        while sum(sizes) > 40:
+            sizes[int(np.argmax(sizes))] -= 1
+        self.check(sizes, spare=40 - sum(sizes), seed=seed)

@@ -1,0 +1,69 @@
+"""Grouped matmuls, each implementation against float64 products row by row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.moe_matmul import reference
+from pallas_kernels.moe_matmul import triton as triton_kernel
+from pallas_kernels.moe_matmul.api import moe_matmul
+from pallas_kernels.moe_matmul.problem import Problem
+from pallas_kernels.target import CPU, H200
+from tests.kernels.interpreter import interpret
+from tests.kernels.moe_matmul.body import MoeMatmulBody
+
+REFERENCE = jax.jit(reference.run, static_argnums=0)
+
+
+class TestReference(MoeMatmulBody):
+    def matmul(self, problem, *arrays):
+        return REFERENCE(problem, *arrays)
+
+
+class TestTriton(MoeMatmulBody):
+    """The default tile."""
+
+    def matmul(self, problem, *arrays):
+        return triton_kernel.run(problem, triton_kernel.tiles(problem, H200)[0], interpret, *arrays)
+
+
+def test_the_reference_touches_routed_experts_only():
+    """Weights of the others, all NaN, do not show, and there is no room for what they would be in f32."""
+    problem = Problem(4, 8, 32, "float32", "int8", E=64)
+    codes = np.ones((64, 8, 32), np.int8)
+    scales = np.full((64, 8), np.nan, np.float32)
+    scales[5] = 1
+    sizes = np.zeros(64, np.int32)
+    sizes[5] = 4
+    y = REFERENCE(problem, jnp.ones((4, 32)), jnp.asarray(codes), jnp.asarray(scales), None, jnp.asarray(sizes))
+    np.testing.assert_array_equal(y, 32)
+    compiled = REFERENCE.lower(problem, *problem.inputs()).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < codes.size
+
+
+def test_no_rows_and_no_experts():
+    empty = Problem(0, 3, 32, "float32", "int8", E=2), Problem(2, 3, 32, "float32", "int8", E=0)
+    for problem in empty:
+        arrays = [None if a is None else jnp.zeros(a.shape, a.dtype) for a in problem.inputs()]
+        for y in (
+            REFERENCE(problem, *arrays),
+            triton_kernel.run(problem, triton_kernel.tiles(problem, H200)[0], interpret, *arrays),
+            moe_matmul(*arrays, format="int8", target=CPU),
+        ):
+            np.testing.assert_array_equal(y, np.zeros((problem.T, 3)))
+
+
+def test_what_does_not_fit_is_refused():
+    x, codes, scales, sizes = jnp.zeros((2, 32)), jnp.zeros((3, 5, 32), jnp.int8), jnp.ones((3, 5)), jnp.zeros(3, int)
+    assert moe_matmul(x, codes, scales, None, sizes, format="int8", target=CPU).shape == (2, 5)
+    with pytest.raises(ValueError, match="group_sizes should be"):
+        moe_matmul(x, codes, scales, None, sizes[:2], format="int8", target=CPU)
+    with pytest.raises(ValueError, match="scales should be"):
+        moe_matmul(x, codes, scales[:2], None, sizes, format="int8", target=CPU)
+    with pytest.raises(ValueError, match="codes should be"):
+        moe_matmul(x[:, :31], codes, scales, None, sizes, format="int8", target=CPU)
+    with pytest.raises(ValueError, match="no format"):
+        moe_matmul(x, codes, scales, None, sizes, format="int9", target=CPU)
