@@ -106,10 +106,10 @@ def _moe_matmul(
         n = (place // together).to(tl.int64) * BN + tl.arange(0, BN)
         acc = tl.zeros((BN, BT), tl.float32)
         if expert < E:
-            expert = expert.to(tl.int64)
+            e = expert.to(tl.int64)
             acc = tile_dot(
-                x_ptr, row, row < end, codes_ptr + expert * OUT * COLUMNS, scales_ptr + expert * SCALES,
-                zeros_ptr + expert * SCALES, tl.minimum(n, OUT - 1), 0, COLUMNS,
+                x_ptr, row, row < end, codes_ptr + e * OUT * COLUMNS, scales_ptr + e * SCALES, zeros_ptr + e * SCALES,
+                tl.minimum(n, OUT - 1), 0, COLUMNS,
                 OUT, WIDTH, COLUMNS, FORMAT, GROUP, ZEROS, BT, BN, BK,
             )  # fmt: skip
         mask = (row[None, :] < end) & (n[:, None] < OUT)
