@@ -1,0 +1,174 @@
+"""Decode steps of a random model through the Runner's own compiled programs, as the engine dispatches them: the next
+step is on its way before the last one's tokens are fetched.
+
+Times of a dispatch of n steps, T(n), tell the device's time for one step, b = (T(MANY) - T(FEW)) / (MANY - FEW), and
+what a dispatch of n steps costs beyond it, T(n) - n b: the host gap, in which the device waits for the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxsqueeze.bench import random_model
+from jaxsqueeze.config import PREFILL_ROW, EngineConfig
+from jaxsqueeze.kv.pool import kv_bytes_per_page, storage_dtype
+from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.runner.buckets import Buckets
+from jaxsqueeze.runner.runner import Pending, Runner
+from jaxsqueeze.types import Admit, Chunk, GroupTables, Request, SamplingParams, StepPlan
+from pallas_kernels.quant_matmul.problem import Format
+
+MANY = 16  # steps of one dispatch
+FEW = EngineConfig.decode_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """``rows``: batch sizes to measure, the last is the largest; ``steps``: decoded for each figure and repeat."""
+
+    rows: tuple[int, ...] = (1, 8, 64)
+    prompt: int = 512
+    steps: int = 64
+    repeats: int = 5
+    prefill_tokens: int = 2048  # of one step
+
+    @property
+    def max_len(self) -> int:
+        """The first slot decodes in every batch: three figures each, warm-ups and a last dispatch."""
+        decoded = len(self.rows) * 3 * (self.repeats + 1) * (self.steps + MANY)
+        return -(-(self.prompt + decoded) // 256) * 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Seconds per dispatch of 1, FEW and MANY steps (medians), and the largest relative spread of any of them."""
+
+    one: float
+    few: float
+    many: float
+    spread: float
+
+    @property
+    def step(self) -> float:
+        """Device seconds of one step."""
+        return (self.many - self.few) / (MANY - FEW)
+
+    def gap(self, seconds: float, steps: int) -> float:
+        """Share of a dispatch's time in which the device waits for the host."""
+        return min(1.0, max(0.0, 1 - steps * self.step / seconds))
+
+
+class Session:
+    """A model in all slots, its prompts not yet prefilled."""
+
+    def __init__(self, cfg: ModelConfig, format: Format | None, size: Size, dtype: str = "bfloat16") -> None:
+        (group,) = cfg.cache_groups()
+        self.cfg, self.size, self._step = cfg, size, 0
+        slots = size.rows[-1]
+        config = EngineConfig(
+            model="", dtype=dtype, max_slots=slots, max_step_tokens=size.prefill_tokens, decode_steps=MANY
+        )
+        width = -(-size.max_len // config.page_size)
+        self.params = random_model.make(cfg, jnp.dtype(dtype), format)
+        self._runner = Runner(
+            cfg,
+            config,
+            self.params,
+            dtype=jnp.dtype(dtype),
+            max_model_len=size.max_len,
+            num_pages=(1 + slots * width,),
+            table_widths=(width,),
+            programs=None,
+        )
+        self._runner.buckets = Buckets(size.rows, ((size.rows[0], size.prefill_tokens // PREFILL_ROW),))
+        table = np.zeros((slots + 1, width), np.int32)
+        # Pages of a served model lie anywhere.
+        ids = np.random.default_rng(0).permutation(np.arange(1, 1 + slots * width, dtype=np.int32))
+        table[:slots] = ids.reshape(slots, width)
+        self._tables = (GroupTables(table, np.zeros(slots + 1, np.int32)),)
+        storage = storage_dtype(jnp.dtype(dtype), jax.default_backend())
+        self._kv_bytes = kv_bytes_per_page(cfg, len(group.layers), 1, storage)
+        self._context = np.zeros(slots, np.int64)
+
+    def compile(self) -> float:
+        """Seconds."""
+        begin = time.perf_counter()
+        self._runner.warm_up()
+        return time.perf_counter() - begin
+
+    def prefill(self) -> float:
+        """Fills every slot's prompt; tokens a second, admissions left out."""
+        rng = np.random.default_rng(1)
+        slots, n, row = self.size.rows[-1], self.size.prompt, self.size.prefill_tokens
+        prompts = rng.integers(0, self.cfg.vocab_size, (slots, n), np.int32)
+        admits = tuple(
+            Admit(i, Request(str(i), (), SamplingParams(ignore_eos=True)), prompts[i], prompts[i, :0], (), 2**30)
+            for i in range(slots)
+        )
+        pieces = [
+            Chunk(i, str(i), start, prompts[i, start : start + row], start + row >= n, False)
+            for i in range(slots)
+            for start in range(0, n, row)
+        ]
+        each = max(1, row // n)
+        steps = [tuple(pieces[i : i + each]) for i in range(0, len(pieces), each)]
+        self._run(self._plan((), 1, steps[0], admits)).result()
+        begin = time.perf_counter()
+        for chunks in steps[1:]:
+            pending = self._run(self._plan((), 1, chunks))
+        if len(steps) > 1:
+            pending.result()
+        seconds = time.perf_counter() - begin
+        self._context[:] = n
+        rest = slots * n - sum(len(c.token_ids) for c in steps[0])
+        return rest / seconds
+
+    def decode(self, rows: int) -> Figures:
+        """Of a batch of the first ``rows`` slots."""
+        times = {n: [self._dispatch(rows, n) for _ in range(self.size.repeats + 1)][1:] for n in (FEW, MANY, 1)}
+        few, many, one = (statistics.median(x) for x in times.values())
+        return Figures(one, few, many, max((max(x) - min(x)) / statistics.median(x) for x in times.values()))
+
+    def steps(self, rows: int, steps: int) -> None:
+        """One dispatch, waited for."""
+        self._run(self._plan(range(rows), steps)).result()
+        self._context[:rows] += steps
+
+    def step_bytes(self, rows: int) -> int:
+        """Weights, and keys and values as far as the rows are now."""
+        return random_model.step_bytes(self.params) + int(self._context[:rows].sum()) * self._kv_bytes
+
+    def _dispatch(self, rows: int, steps: int) -> float:
+        """Seconds per dispatch of ``steps`` steps, as the engine makes them."""
+        dispatches = max(2, self.size.steps // steps)
+        previous = None
+        begin = time.perf_counter()
+        for _ in range(dispatches):
+            pending = self._run(self._plan(range(rows), steps))
+            if previous:
+                previous.result()
+            previous = pending
+        tokens = previous.result().decode_tokens
+        seconds = time.perf_counter() - begin
+        self._context[:rows] += dispatches * steps
+        if (tokens < 0).any():
+            raise RuntimeError(f"the model gave no finite logits, or ended early: tokens {tokens[:, :8]}")
+        return seconds / dispatches
+
+    def _plan(
+        self, slots: range | tuple[()], steps: int, chunks: tuple[Chunk, ...] = (), admits: tuple[Admit, ...] = ()
+    ) -> StepPlan:
+        decode = np.asarray(slots, np.int32)
+        names = tuple(str(i) for i in slots)
+        context = self._context[list(slots)].astype(np.int32)
+        return StepPlan(self._step, admits, chunks, decode, names, context, steps, self._tables)
+
+    def _run(self, plan: StepPlan) -> Pending:
+        self._step += 1
+        return self._runner.run(plan)

@@ -1,0 +1,163 @@
+"""Part two: what the device can do (a copy, a read, a matmul), then how near each op comes, at shapes of Llama 3 8B.
+
+Bytes and operations are the least that an op must do (kernel_cost.py); XLA's own code for the op is timed beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxsqueeze.bench import kernel_inputs, random_arrays, timing
+from jaxsqueeze.bench.gpu_check.case import Case, Figures, Setting
+from jaxsqueeze.bench.kernel_cost import Cost, cost
+from jaxsqueeze.bench.kernel_inputs import CARRIED, Fill
+from pallas_kernels import dispatch
+from pallas_kernels.kv_write.problem import Problem as KVWrite
+from pallas_kernels.paged_attention.problem import Problem as Attention
+from pallas_kernels.quant_matmul.problem import Problem as Matmul
+from pallas_kernels.sample_topk.problem import Problem as Filter
+from pallas_kernels.target import Target
+
+# Guesses that only size the loops: no device so far is quicker.
+BYTES_PER_S, OPERATIONS_PER_S = 8e12, 2.5e15
+SECONDS = 0.1  # of measurement, each figure
+PAGE = 16
+CONTEXT = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """``bound``: the ceiling that counts for it."""
+
+    label: str
+    op: str
+    problem: Any
+    bound: str = "bytes"  # or "operations"
+
+
+def cases(setting: Setting) -> list[Case]:
+    """Ceilings, then each op by the implementation that serves and by the others that there are, then by XLA."""
+    target, quick = setting.target, setting.quick
+    known = dispatch.IMPLEMENTATIONS.get(target.platform, {})
+    found = _ceilings(quick)
+    for timed in _quick() if quick else _llama_8b():
+        for name in (*known.get(timed.op, ()), dispatch.REFERENCE):
+            found.append(_case(timed, name, target))
+    return found
+
+
+def _ceilings(quick: bool) -> list[Case]:
+    n = 2**16 if quick else 2**28
+    side = 256 if quick else 8192
+    words = jax.ShapeDtypeStruct((n,), jnp.uint32)
+    square = jax.ShapeDtypeStruct((side, side), jnp.bfloat16)
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.dot(a, b, preferred_element_type=jnp.bfloat16)
+
+    return [
+        _ceiling("copy", lambda x: x + 1, (words,), Cost(8 * n)),
+        _ceiling("read", lambda x: jnp.max(x), (words,), Cost(4 * n)),
+        _ceiling("matmul", product, (square, square), Cost(6 * side**2, 2 * side**3)),
+    ]
+
+
+def _ceiling(name: str, call: Any, shapes: timing.Args, least: Cost) -> Case:
+    def run(loop: timing.Loop) -> Figures:
+        sets = [tuple(_random(i, s) for s in shapes) for i in range(2)]
+        timed = timing.Run(loop, sets).time(seconds=3 * SECONDS)
+        return {"ceiling": name, **_figures(timed, least)}
+
+    def prepare() -> timing.Loop:
+        return timing.build(call, shapes, 2, floor_us=least.floor_us(BYTES_PER_S, OPERATIONS_PER_S))
+
+    return Case(f"ceiling {name}", prepare, run)
+
+
+def _random(seed: int, shape: jax.ShapeDtypeStruct) -> jax.Array:
+    make = random_arrays.normal if jnp.issubdtype(shape.dtype, jnp.floating) else random_arrays.codes
+    return make(seed, shape.shape, shape.dtype)
+
+
+def _case(timed: Timed, name: str, target: Target) -> Case:
+    op, problem, carried = timed.op, timed.problem, CARRIED.get(timed.op, 0)
+    least = cost(op, problem, Fill(0))
+
+    def prepare() -> tuple[timing.Loop, int, Any]:
+        choice = dispatch.choose(op, problem, target, True)
+        tile = choice.tile if choice.implementation == name else dispatch.tiles(op, name, problem, target)[0]
+        call = functools.partial(dispatch.call, op, name, problem, tile, target)
+        args = jax.eval_shape(functools.partial(kernel_inputs.make, op, problem, Fill(0)))
+        copies = timing.copies_needed(args)
+        floor = least.floor_us(BYTES_PER_S, OPERATIONS_PER_S)
+        loop = timing.build(call, args, copies, carried=carried, floor_us=floor)
+        return loop, copies, {"tile": dict(tile), "chosen": choice.implementation == name}
+
+    def run(prepared: tuple[timing.Loop, int, Any]) -> Figures:
+        loop, copies, how = prepared
+        sets = [kernel_inputs.make(op, problem, Fill(seed)) for seed in range(copies)]
+        figures = _figures(timing.Run(loop, sets).time(seconds=SECONDS), least)
+        return {"label": timed.label, "op": op, "implementation": name, "bound": timed.bound, **how, **figures}
+
+    return Case(f"{timed.label}: {name}", prepare, run)
+
+
+def _figures(timed: timing.Timing, least: Cost) -> Figures:
+    return {
+        "us": timed.us,
+        "spread": timed.spread,
+        "gb_per_s": least.bytes / timed.us / 1e3,
+        "tflop_per_s": least.operations / timed.us / 1e6,
+    }
+
+
+def _attention(N: int, Q: int, format: str, context: int = CONTEXT) -> Attention:
+    return Attention(N, Q, 8, 4, 128, PAGE, context // PAGE, "bfloat16", format, format, 128**-0.5)
+
+
+def _matmul(T: int, format: str, out: int, width: int) -> Matmul:
+    return Matmul(T, out, width, "bfloat16", format, {"int4": 128, "int2": 64}.get(format, 0))
+
+
+def _llama_8b() -> list[Timed]:
+    """What counts most comes first: time may run out."""
+    kv = {"bf16": "same", "int8": "int8", "int4": "int4"}
+    formats = ("int8", "int4", "fp8", "w8a8", "bf16", "int2")
+    gate_up, down, qkv, o = (28672, 4096), (4096, 14336), (6144, 4096), (4096, 4096)
+    timed = [
+        Timed(f"attention {rows} x 8k {name}", "paged_attention", _attention(rows, 1, format))
+        for name, format in kv.items()
+        for rows in (1, 8, 64)
+    ]
+    timed += [
+        Timed(f"gate_up {f} T={T}", "quant_matmul", _matmul(T, f, *gate_up), "bytes" if T <= 64 else "operations")
+        for T in (1, 16, 8, 64, 512)
+        for f in formats
+    ]
+    timed += [
+        Timed(f"{name} {f} T=1", "quant_matmul", _matmul(1, f, *shape))
+        for name, shape in (("down", down), ("qkv", qkv), ("o", o))
+        for f in ("int8", "int4")
+    ]
+    timed += [
+        Timed("filter 1 x 128k", "sample_topk", Filter(1, 128256)),
+        Timed("filter 64 x 128k", "sample_topk", Filter(64, 128256)),
+        Timed("prefill 8 x 32 at 8k bf16", "paged_attention", _attention(8, 32, "same"), "operations"),
+        Timed("kv_write 64 bf16", "kv_write", KVWrite(64, 8, 128, PAGE, "bfloat16", "same")),
+        Timed("kv_write 64 int8", "kv_write", KVWrite(64, 8, 128, PAGE, "bfloat16", "int8")),
+    ]
+    return timed
+
+
+def _quick() -> list[Timed]:
+    return [
+        Timed("attention 2 x 64", "paged_attention", Attention(2, 1, 2, 2, 16, 4, 16, "float32", "bits", "bits", 0.25)),
+        Timed("matmul int8 T=4", "quant_matmul", Matmul(4, 64, 64, "float32", "int8"), "operations"),
+        Timed("filter 2 x 512", "sample_topk", Filter(2, 512)),
+        Timed("kv_write 4", "kv_write", KVWrite(4, 2, 16, 4, "float32", "bits")),
+    ]

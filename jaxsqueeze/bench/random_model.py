@@ -1,0 +1,84 @@
+"""Models of well-known shapes with random weights, made on the device: speed needs no trained ones."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import traverse_util
+
+from jaxsqueeze.bench import random_arrays
+from jaxsqueeze.models.config import LayerConfig, ModelConfig, RopeConfig
+from jaxsqueeze.models.decoder import Params, abstract_params
+from jaxsqueeze.quant.qtensor import QTensor, quantise
+from pallas_kernels.quant_matmul.problem import Format
+
+STD = 0.02  # of weights
+GROUPS = {"int4": 128, "int2": 64}
+
+
+def _llama(layers: int, hidden: int, width: int, heads: int, head_dim: int, kv_heads: int, **rest: Any) -> ModelConfig:
+    return ModelConfig(
+        **{
+            "family": "llama",
+            "vocab_size": 128256,
+            "hidden_size": hidden,
+            "intermediate_size": width,
+            "num_heads": heads,
+            "num_kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "layers": (LayerConfig(),) * layers,
+            "ropes": (RopeConfig(500_000.0, head_dim),),
+            "max_position": 8192,
+            "norm_eps": 1e-5,
+            "attn_scale": head_dim**-0.5,
+            **rest,
+        }
+    )
+
+
+# The configs that Meta publishes with Llama 3.2 1B and Llama 3 8B; "tiny" is for tests.
+SHAPES = {
+    "llama-1b": _llama(16, 2048, 8192, 32, 64, 8, tie_embeddings=True),
+    "llama-8b": _llama(32, 4096, 14336, 32, 128, 8),
+    "tiny": _llama(1, 64, 128, 4, 16, 2, vocab_size=256),
+}
+
+
+def abstract(cfg: ModelConfig, dtype: jnp.dtype, format: Format | None) -> Params:
+    """The parameters' shapes; with ``format``, matmul weights are QTensors (embeddings are looked up: they are not)."""
+
+    def quantised(path: tuple[str, ...], x: Any) -> Any:
+        if format is None or path[-1] != "weight" or path[0] == "embed":
+            return x
+        return jax.eval_shape(functools.partial(quantise, format=format, group=GROUPS.get(format)), x)
+
+    flat = traverse_util.flatten_dict(nn.unbox(abstract_params(cfg, dtype)))
+    return traverse_util.unflatten_dict({path: quantised(path, x) for path, x in flat.items()})
+
+
+def make(cfg: ModelConfig, dtype: jnp.dtype, format: Format | None) -> Params:
+    """Random parameters of a trained model's size, so that activations stay finite."""
+    flat = traverse_util.flatten_dict(abstract(cfg, dtype, format))
+    return traverse_util.unflatten_dict({path: _random(i, path[-1], x) for i, (path, x) in enumerate(flat.items())})
+
+
+def _random(seed: int, name: str, x: Any) -> Any:
+    if isinstance(x, QTensor):
+        # Codes are uniform: of n bits their standard deviation is 2^n / sqrt(12), of fp8's normal ones 1.
+        bits = {"int4": 4, "int2": 2}.get(x.format, 8)
+        std = 1.0 if x.format == "fp8" else 2**bits / 12**0.5
+        scales = jnp.full(x.scales.shape, STD / std, x.scales.dtype)
+        return x.replace(codes=random_arrays.codes(seed, x.codes.shape, x.codes.dtype), scales=scales)
+    if name == "weight":
+        return random_arrays.normal(seed, x.shape, x.dtype, STD)
+    return jnp.full(x.shape, name == "scale", x.dtype)
+
+
+def step_bytes(params: Params) -> int:
+    """Weights that one decode step reads: all but an embedding table that is only looked up."""
+    looked_up = params["embed"]["weight"].nbytes if "lm_head" in params else 0
+    return sum(x.nbytes for x in jax.tree.leaves(params)) - looked_up
