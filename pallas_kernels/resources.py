@@ -62,6 +62,8 @@ class Row:
     def fault(self) -> str | None:
         if self.kernel == "none":
             return None
+        if not self.registers:
+            return "does not compile"
         if self.spills:
             return f"spills {self.spills} bytes of registers: a default tile must not"
         return None if self.blocks else "cannot be launched: more registers or shared memory than there is"
@@ -96,16 +98,25 @@ def measure(op: str, problem: Any) -> list[Row]:
             rows[Row(op, describe(problem), "none", target.capability, str(error))] = None
             continue
         for launch, dtypes in launches(op, problem, tile):
-            compiled = compile_launch(launch, dtypes, target.capability)
-            registers, spills = _assemble(compiled.asm["ptx"], target.capability)
-            shared = compiled.metadata.shared
             row = Row(
                 op, describe(problem), launch.kernel.__name__, target.capability,
                 " ".join(f"{name}={value}" for name, value in tile.items()), launch.num_warps, launch.num_stages,
-                registers, spills, shared, blocks_per_sm(target.capability, launch.num_warps, registers, shared),
             )  # fmt: skip
-            rows[row] = None
+            rows[_taken(row, launch, dtypes)] = None
     return list(rows)
+
+
+def _taken(row: Row, launch: Launch, dtypes: list[jnp.dtype]) -> Row:
+    """The row with what its kernel takes; as it is if the kernel does not compile."""
+    try:
+        compiled = compile_launch(launch, dtypes, row.capability)
+        registers, spills = _assemble(compiled.asm["ptx"], row.capability)
+    except Exception as error:  # a compiler may raise anything
+        print(f"\n{row}:\n{error}", file=sys.stderr)
+        return row
+    shared = compiled.metadata.shared
+    blocks = blocks_per_sm(row.capability, row.warps, registers, shared)
+    return dataclasses.replace(row, registers=registers, spills=spills, shared=shared, blocks=blocks)
 
 
 def _assemble(ptx: str, capability: int) -> tuple[int, int]:

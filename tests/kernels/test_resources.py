@@ -50,7 +50,12 @@ def test_a_true_table_has_no_faults():
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"spills": 16}, "spills 16 bytes"), ({"blocks": 0}, "cannot be launched")]
+    ("change", "word"),
+    [
+        ({"spills": 16}, "spills 16 bytes"),
+        ({"blocks": 0}, "cannot be launched"),
+        ({"registers": 0}, "does not compile"),
+    ],
 )
 @pytest.mark.parametrize("version", ["3.9.0", "3.6.0"])
 def test_a_bad_default_tile_is_a_fault_in_a_true_table_too(change, word, version):
