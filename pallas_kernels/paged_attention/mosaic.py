@@ -3,16 +3,17 @@
 Keys are the M side of the tensor core's tile (64 rows), since decode has few queries: the M = Q * G queries that share
 a KV head, padded to a multiple of 8, are its N side.
 
-    s_TM = k_TD @ q_MD.T      p_TM = exp(s_TM - max_T)      o_DM += v_TD.T @ p_TM
+    s_TM = k_TD @ q_MD.T      p_TM = exp2(s_TM - max_T)      o_DM += v_TD.T @ p_TM
 
-A block of ``keys`` tokens is whole pages: one asynchronous copy a page for K and one for V, ``stages`` blocks in flight,
-one barrier each. A block that reaches past the last visible page reads that page again, so that shared memory never
-holds what nobody wrote; masks come from positions. Each split gives normalised outputs and a natural-log-sum-exp; plain
-JAX merges them (and the sinks, one more score).
+A block of ``keys`` tokens is whole pages: one asynchronous copy a page for K and for V each, ``stages`` blocks ahead,
+one barrier each. A block that reaches past the last visible page reads that page again; masks come from positions, and
+V is zero where it may hold what nobody wrote. Scores are in units of log 2 inside. Each split gives normalised outputs
+and a natural-log-sum-exp; plain JAX merges them (and the sinks, one more score).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -29,6 +30,8 @@ from pallas_kernels.warpgroup import COMPILER_PARAMS, SWIZZLED_16BIT, SWIZZLED_3
 
 _MASKED = -1e30  # finite: a fully masked block must not turn exp(s - max) into NaN
 _QUERIES = 64  # that share a KV head: more belong on the M side, which is prefill
+_TILE = 64 * 64  # keys times queries of a block: more would spill registers
+_LOG2E = math.log2(math.e)
 
 
 def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
@@ -42,18 +45,17 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
         raise NotImplementedError(f"1 to {_QUERIES} queries share a KV head, not {p.Q} x {p.G}")
     if p.D not in (64, 128, 256):
         raise NotImplementedError("heads of 64, 128 or 256 values")
-    if p.page_size % 8 or max(64, p.page_size) % min(64, p.page_size) or p.page_size > 128:
+    if p.page_size not in (8, 16, 32, 64, 128):
         raise NotImplementedError("pages of 8, 16, 32, 64 or 128 tokens")
     if p.N == 0 or p.P == 0:
         raise NotImplementedError("no rows or no pages")
-    candidates = []
-    for keys in (64, 128):
-        for stages in (4, 3, 2):
-            if keys % p.page_size == 0 and _shared_bytes(p, keys, stages) <= target.shared_bytes:
-                candidates.append({"keys": keys, "stages": stages, "splits": _splits(p, keys, target)})
-    if not candidates:
-        raise NotImplementedError("two blocks do not fit shared memory")
-    return tuple(candidates)
+    sizes = [(keys, stages) for keys in (64, 128) for stages in (4, 3, 2) if keys % p.page_size == 0]
+    shared = {size: _shared_bytes(p, *size) for size in sizes if size[0] * _columns(p) <= _TILE}
+    fitting = [size for size in shared if shared[size] <= target.shared_bytes]
+    if not fitting:
+        raise NotImplementedError(f"two blocks of pages of {p.page_size} tokens for {p.Q} x {p.G} queries do not fit")
+    fitting.sort(key=lambda size: 2 * shared[size] > target.shared_bytes)  # first what fits twice
+    return tuple({"keys": keys, "stages": stages, "splits": _splits(p, keys, target)} for keys, stages in fitting)
 
 
 def _splits(p: Problem, keys: int, target: Target) -> int:
@@ -95,20 +97,23 @@ def run(
     columns = ((0, 0), (0, _columns(p) - M))
     q_NKMD = jnp.pad(q.transpose(0, 2, 1, 3, 4).reshape(p.N, p.K, M, p.D), ((0, 0), *columns, (0, 0)))
     position_NM = jnp.pad(jnp.repeat(positions, p.G, axis=1), columns, constant_values=-1)
-    out, lse = _attend(problem, tile, interpret)(q_NKMD, position_NM, _span(p, base, positions), table, k_pages, v_pages)
+    out, lse = _attend(problem, tile, interpret)(
+        q_NKMD, position_NM, _span(p, base, positions), table, k_pages, v_pages
+    )
     out = _merge(out, lse, sinks if sinks is None else jnp.pad(jnp.tile(sinks, (1, p.Q)), columns))[:, :, :M]
     return out.reshape(p.N, p.K, p.Q, p.G, p.D).transpose(0, 2, 1, 3, 4).astype(q.dtype)
 
 
 def _span(p: Problem, base: jax.Array, positions: jax.Array) -> jax.Array:
-    """i32[N, 3]: a row's first visible page, as a column of the table, the number of visible pages, and the position
-    of the first one's first token."""
-    last = jnp.max(positions, axis=1) // p.page_size - base
+    """i32[N, 4]: a row's first visible page, as a column of the table, the number of visible pages, the position of
+    the first one's first token, and that of the last visible token."""
+    last = jnp.max(positions, axis=1)
     first = jnp.zeros_like(base)
     if p.window is not None:
         oldest = jnp.min(jnp.where(positions < 0, jnp.iinfo(jnp.int32).max, positions), axis=1) - p.window + 1
         first = jnp.maximum(oldest // p.page_size - base, 0)
-    return jnp.stack([first, jnp.maximum(last - first + 1, 0), (base + first) * p.page_size], axis=1)
+    pages = jnp.maximum(last // p.page_size - base - first + 1, 0)
+    return jnp.stack([first, pages, (base + first) * p.page_size, last], axis=1)
 
 
 def _merge(out: jax.Array, lse: jax.Array, sinks: jax.Array | None) -> jax.Array:
@@ -132,7 +137,7 @@ def _attend(problem: Problem, tile: Tile, interpret: Any) -> Any:
     def kernel(q, positions, span, table, k_pages, v_pages, out, lse, q_s, position_s, k_s, v_s, p_s, out_s, lse_s,
                ready, loaded):  # fmt: skip
         n, k, split = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("split")
-        first, pages, origin = span[n, 0], span[n, 1], span[n, 2]
+        first, pages, origin, last = (span[n, i] for i in range(4))
         blocks = lax.div(pages + (block_pages - 1), block_pages)
         share = lax.div(blocks + (splits - 1), splits)
         start = split * share
@@ -155,23 +160,33 @@ def _attend(problem: Problem, tile: Tile, interpret: Any) -> Any:
         plgpu.barrier_wait(ready)
         position_TM = lax.broadcast_in_dim(position_s[...], (keys, M), (1,))
 
+        def clear(slot: jax.Array, seen: jax.Array) -> None:
+            """Zeroes V after the first ``seen`` tokens of a block."""
+            for column in range(0, p.D, 64):  # a few registers at a time
+                part = v_s.at[slot, :, pl.ds(column, 64)]
+                row = lax.broadcasted_iota(jnp.int32, part.shape, 0)
+                part[...] = jnp.where(row < seen, part[...], 0)
+
         def block(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
             peak_M, total_TM, acc_DM = carry
             slot = lax.rem(i, stages)
             plgpu.barrier_wait(loaded.at[slot])
-            s = warpgroup.dot(k_s.at[slot], Transposed(q_s)) * p.scale
-            if p.softcap is not None:
-                s = p.softcap * jnp.tanh(s / p.softcap)
-            t = lax.broadcasted_iota(jnp.int32, (keys, M), 0) + (origin + (start + i) * keys)
+            s = warpgroup.dot(k_s.at[slot], Transposed(q_s)) * (p.scale * _LOG2E)
+            if p.softcap is not None:  # cap * tanh(s / cap)
+                cap = p.softcap * _LOG2E
+                s = cap - 2 * cap / (jnp.exp2(s * (2 * _LOG2E / cap)) + 1)
+            begin = origin + (start + i) * keys
+            t = lax.broadcasted_iota(jnp.int32, (keys, M), 0) + begin
             visible = t <= position_TM
             if p.window is not None:
                 visible &= t > position_TM - p.window
             s = jnp.where(visible, s, _MASKED)  # also what K holds where nobody wrote
             new_peak_M = jnp.maximum(peak_M, jnp.max(s, axis=0))
-            weight = jnp.where(visible, jnp.exp(s - lax.broadcast_in_dim(new_peak_M, s.shape, (1,))), 0.0)
-            shrink_M = jnp.exp(peak_M - new_peak_M)
+            weight = jnp.where(visible, jnp.exp2(s - lax.broadcast_in_dim(new_peak_M, s.shape, (1,))), 0.0)
+            shrink_M = jnp.exp2(peak_M - new_peak_M)
             total_TM = total_TM * lax.broadcast_in_dim(shrink_M, s.shape, (1,)) + weight
             warpgroup.store_transposed(p_s, weight.astype(p.dtype))
+            pl.when(begin + keys > last + 1)(lambda: clear(slot, last + 1 - begin))
             plgpu.commit_smem()  # and all warps are done with the block before this one
             pl.when(i + (stages - 1) < count)(lambda: fetch(i + (stages - 1)))
             acc_DM = acc_DM * lax.broadcast_in_dim(shrink_M, acc_DM.shape, (1,))
@@ -186,7 +201,7 @@ def _attend(problem: Problem, tile: Tile, interpret: Any) -> Any:
         total_M = jnp.sum(total_TM, axis=0)
         total_M = jnp.where(total_M > 0, total_M, 1.0)  # nothing visible: exact zeros
         warpgroup.store_transposed(out_s, acc_DM / lax.broadcast_in_dim(total_M, acc_DM.shape, (1,)))
-        lse_s[...] = peak_M + jnp.log(total_M)
+        lse_s[...] = (peak_M + jnp.log2(total_M)) / _LOG2E
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out_s, out.at[n, k, split])
         plgpu.copy_smem_to_gmem(lse_s, lse.at[n, k, split])
