@@ -10,6 +10,7 @@ the same memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -71,24 +72,52 @@ def compile_launch(launch: Launch, dtypes: Sequence[jnp.dtype], capability: int)
 
 
 def on_gpu(capability: int) -> Launcher:
-    """Launches inside a jitted program for this compute capability, through the call that jax's CUDA plug-in has for
-    Triton kernels and that XLA takes into command buffers. jax-triton 0.3, the one that goes with all our versions of
-    jax and Triton, makes an older call, which XLA keeps out: compiled for an H200, a decode step of 32 layers was 33
-    command buffers with 96 single launches between them, and is one command buffer now."""
+    """Launches inside a jitted program for this compute capability.
 
-    def launcher(launch: Launch, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+    jax-triton 0.3, the one that goes with all our versions of jax and Triton, makes a call that XLA keeps out of
+    command buffers: compiled for an H200, a decode step of 32 layers was 33 command buffers with 96 single launches
+    between them. Through the newer call of jax's CUDA plug-in, which jax-triton 0.4 makes too, it is one command
+    buffer. So that is what is called wherever jaxlib has it.
+    """
+    try:
         from jaxlib import gpu_triton
 
-        dtypes = [a.dtype for a in (*inputs, *launch.outputs)]
-        compiled = compile_launch(launch, dtypes, capability)
-        kernel = gpu_triton.TritonKernel(
-            compiled.metadata.name, launch.num_warps, 1, compiled.metadata.shared, compiled.asm["ptx"], "", capability
-        )
-        arrays = [gpu_triton.create_array_parameter(0, 16)] * len(dtypes)
-        call = gpu_triton.TritonKernelCall(kernel, *(*launch.grid, 1, 1)[:3], arrays)
-        name = launch.kernel.__name__
-        ffi_call = jax.ffi.ffi_call("triton_kernel_call_ffi", launch.outputs, input_output_aliases=dict(launch.aliases))
-        with jax.named_scope(name):
-            return tuple(ffi_call(*inputs, opaque=zlib.compress(call.to_proto(name, b""))))
+        gpu_triton.TritonKernelCall  # noqa: B018 (not there without a plug-in)
+    except (ImportError, AttributeError):
+        return functools.partial(by_jax_triton, capability)
+    return functools.partial(by_plugin, capability, gpu_triton)
 
-    return launcher
+
+def by_plugin(capability: int, plugin: Any, launch: Launch, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+    dtypes = [a.dtype for a in (*inputs, *launch.outputs)]
+    compiled = compile_launch(launch, dtypes, capability)
+    kernel = plugin.TritonKernel(
+        compiled.metadata.name, launch.num_warps, 1, compiled.metadata.shared, compiled.asm["ptx"], "", capability
+    )
+    arrays = [plugin.create_array_parameter(0, 16)] * len(dtypes)
+    call = plugin.TritonKernelCall(kernel, *(*launch.grid, 1, 1)[:3], arrays)
+    name = launch.kernel.__name__
+    ffi_call = jax.ffi.ffi_call("triton_kernel_call_ffi", launch.outputs, input_output_aliases=dict(launch.aliases))
+    with jax.named_scope(name):
+        return tuple(ffi_call(*inputs, opaque=zlib.compress(call.to_proto(name, b""))))
+
+
+def by_jax_triton(capability: int, launch: Launch, *inputs: jax.Array) -> tuple[jax.Array, ...]:
+    import jax_triton
+
+    name = launch.kernel.__name__
+    with jax.named_scope(name):
+        return tuple(
+            jax_triton.triton_call(
+                *inputs,
+                kernel=launch.kernel,
+                name=name,
+                grid=launch.grid,
+                out_shape=launch.outputs,
+                num_warps=launch.num_warps,
+                num_stages=launch.num_stages,
+                input_output_aliases=dict(launch.aliases),
+                compute_capability=capability,
+                **launch.constants,
+            )
+        )
