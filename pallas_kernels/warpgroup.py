@@ -9,6 +9,7 @@ references hold.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -18,9 +19,14 @@ import jax.numpy as jnp
 
 Operand = Any  # a reference to shared memory, or (only as the left one) a value in registers
 
-# Shared memory that wgmma reads without bank conflicts: tiles of 8 rows of 128 bytes (PTX ISA, matrix descriptors).
-SWIZZLED_16BIT = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-SWIZZLED_32BIT = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+
+def swizzled(columns: int, dtype: jnp.dtype) -> tuple[Any, ...]:
+    """Transforms of shared memory that is read without bank conflicts: tiles of 8 rows of up to 128 bytes (PTX ISA,
+    matrix descriptors)."""
+    itemsize = jnp.dtype(dtype).itemsize
+    row_bytes = math.gcd(128, columns * itemsize)
+    return plgpu.TilingTransform((8, row_bytes // itemsize)), plgpu.SwizzleTransform(row_bytes)
+
 
 # exp2 is one instruction then, of relative error 2^-22 (CUDA C++ Programming Guide, intrinsic functions); so is tanh,
 # of error 2^-11: do without it.
@@ -40,19 +46,25 @@ class Warpgroup:
 
     interpret: Any = None
 
-    def dot(self, a: Operand, b: Operand, acc: jax.Array | None = None) -> jax.Array:
-        """``acc + a @ b``, f32[M, N], awaited; a [M, K], M a multiple of 64, b [K, N] in shared memory, N of 8."""
+    def dot(self, *pairs: tuple[Operand, Operand], acc: jax.Array | None = None) -> jax.Array:
+        """``acc`` plus the sum of ``a @ b``, f32[M, N], awaited; a [M, K], M a multiple of 64, b [K, N], N of 8."""
         if self.interpret is not None:
-            product = jnp.dot(_value(a), _value(b), preferred_element_type=jnp.float32)
-            return product if acc is None else acc + product
-        a, b = _ref(a), _ref(b)
+            products = [jnp.dot(_value(a), _value(b), preferred_element_type=jnp.float32) for a, b in pairs]
+            return sum(products[1:], products[0]) if acc is None else sum(products, acc)
+        pairs = [(_ref(a), _ref(b)) for a, b in pairs]
+
+        def multiply(acc_ref: Any) -> None:
+            for a, b in pairs:
+                plgpu.wgmma(acc_ref, a, b)
+
         if acc is not None:
-            return pl.run_state(lambda acc_ref: plgpu.wgmma(acc_ref, a, b))(plgpu.ACC.init(acc))
+            return pl.run_state(multiply)(plgpu.ACC.init(acc))
 
         def fresh(acc_ref: Any) -> jax.Array:
-            plgpu.wgmma(acc_ref, a, b)
+            multiply(acc_ref)
             return acc_ref[...]
 
+        a, b = pairs[0]
         return pl.run_scoped(fresh, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
 
     def laid_out(self, x: jax.Array, layout: Any) -> jax.Array:

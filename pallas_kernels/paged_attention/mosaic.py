@@ -26,7 +26,7 @@ from pallas_kernels.launch import Launcher
 from pallas_kernels.paged_attention.problem import Problem
 from pallas_kernels.target import Target
 from pallas_kernels.tuning import Tile
-from pallas_kernels.warpgroup import COMPILER_PARAMS, SWIZZLED_16BIT, SWIZZLED_32BIT, Transposed, Warpgroup
+from pallas_kernels.warpgroup import COMPILER_PARAMS, Transposed, Warpgroup, swizzled
 
 _MASKED = -1e30  # finite: a fully masked block must not turn exp(s - max) into NaN
 _QUERIES = 64  # that share a KV head: more belong on the M side, which is prefill
@@ -171,7 +171,7 @@ def _attend(problem: Problem, tile: Tile, interpret: Any) -> Any:
             peak_M, total_TM, acc_DM = carry
             slot = lax.rem(i, stages)
             plgpu.barrier_wait(loaded.at[slot])
-            s = warpgroup.dot(k_s.at[slot], Transposed(q_s)) * (p.scale * _LOG2E)
+            s = warpgroup.dot((k_s.at[slot], Transposed(q_s))) * (p.scale * _LOG2E)
             if p.softcap is not None:  # cap * tanh(s / cap)
                 cap = p.softcap * _LOG2E
                 s = cap - 2 * cap / (jnp.exp2(s * (2 * _LOG2E / cap)) + 1)
@@ -190,7 +190,8 @@ def _attend(problem: Problem, tile: Tile, interpret: Any) -> Any:
             plgpu.commit_smem()  # and all warps are done with the block before this one
             pl.when(i + (stages - 1) < count)(lambda: fetch(i + (stages - 1)))
             acc_DM = acc_DM * lax.broadcast_in_dim(shrink_M, acc_DM.shape, (1,))
-            return new_peak_M, total_TM, warpgroup.dot(Transposed(v_s.at[slot]), Transposed(p_s), acc_DM)
+            acc_DM = warpgroup.dot((Transposed(v_s.at[slot]), Transposed(p_s)), acc=acc_DM)
+            return new_peak_M, total_TM, acc_DM
 
         def constant(shape: tuple[int, ...], value: float) -> jax.Array:
             layout = plgpu.Layout.WGMMA if len(shape) == 2 else plgpu.Layout.WGMMA.reduce(0)
@@ -217,12 +218,12 @@ def _attend(problem: Problem, tile: Tile, interpret: Any) -> Any:
         grid=(p.N, p.K, splits),
         grid_names=("row", "head", "split"),
         scratch_types=(
-            plgpu.SMEM((M, p.D), dtype, transforms=SWIZZLED_16BIT),
+            plgpu.SMEM((M, p.D), dtype, transforms=swizzled(p.D, dtype)),
             plgpu.SMEM((M,), jnp.int32),
-            plgpu.SMEM((stages, keys, p.D), dtype, transforms=SWIZZLED_16BIT),
-            plgpu.SMEM((stages, keys, p.D), dtype, transforms=SWIZZLED_16BIT),
-            plgpu.SMEM((M, keys), dtype, transforms=SWIZZLED_16BIT),
-            plgpu.SMEM((M, p.D), jnp.float32, transforms=SWIZZLED_32BIT),
+            plgpu.SMEM((stages, keys, p.D), dtype, transforms=swizzled(p.D, dtype)),
+            plgpu.SMEM((stages, keys, p.D), dtype, transforms=swizzled(p.D, dtype)),
+            plgpu.SMEM((M, keys), dtype, transforms=swizzled(keys, dtype)),
+            plgpu.SMEM((M, p.D), jnp.float32, transforms=swizzled(p.D, jnp.float32)),
             plgpu.SMEM((M,), jnp.float32),
             plgpu.Barrier(num_arrivals=2),
             plgpu.Barrier(num_arrivals=2 * block_pages, num_barriers=stages),
