@@ -11,7 +11,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxsqueeze.bench.timing import Args

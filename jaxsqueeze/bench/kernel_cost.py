@@ -13,7 +13,7 @@ from jaxsqueeze.bench import kernel_inputs
 from jaxsqueeze.bench.kernel_inputs import Fill
 from jaxsqueeze.bench.timing import Args
 
-LEAST_US = 2.0  # no launch takes less
+LEAST_US = 2.0  # no launch on a GPU takes less
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +64,20 @@ def _quant_matmul(problem: Any, fill: Fill) -> Cost:
     return Cost(_size(p.inputs()) + 4 * p.T * p.out, 2 * p.T * p.out * p.width)
 
 
+def _moe_matmul(problem: Any, fill: Fill) -> Cost:
+    p, sizes = problem, kernel_inputs.group_sizes(problem, fill)
+    x, *weight, groups = p.inputs()
+    routed = int((sizes > 0).sum()) * _size(tuple(weight)) // p.E
+    return Cost(_size((x, groups)) + routed + 4 * p.T * p.out, 2 * int(sizes.sum()) * p.out * p.width)
+
+
 def _sample_topk(problem: Any, fill: Fill) -> Cost:
     return Cost(2 * _size(problem.inputs()[:1]))
 
 
 _COSTS: dict[str, Callable[[Any, Fill], Cost]] = {
     "kv_write": _kv_write,
+    "moe_matmul": _moe_matmul,
     "paged_attention": _paged_attention,
     "quant_matmul": _quant_matmul,
     "sample_topk": _sample_topk,

@@ -23,7 +23,8 @@ CARRIED = {"kv_write": 2}
 @dataclasses.dataclass(frozen=True)
 class Fill:
     """``seed``: of all values. ``ragged``: rows differ: in attention in length, one of them masked (otherwise each
-    fills its pages), in sampling in their filters. ``poison``: places that were never written hold NaN where the op allows it. ``pages``: of the pool of
+    fills its pages), in sampling in their filters, among experts in whether they
+    have one. ``poison``: places that were never written hold NaN where the op allows it. ``pages``: of the pool of
     ``kv_write``."""
 
     seed: int
@@ -117,8 +118,11 @@ def _unwritten(pages: jax.Array | None, written: np.ndarray, value: float) -> ja
 
 
 def _quant_matmul(problem: Any, fill: Fill) -> Args:
-    x, codes, scales, zeros = problem.inputs()
-    seed = _SPACING * fill.seed
+    return _matmul_arrays(problem, _SPACING * fill.seed, problem.inputs())
+
+
+def _matmul_arrays(problem: Any, seed: int, shapes: Args) -> Args:
+    x, codes, scales, zeros = shapes
     largest = {"int8": 127, "w8a8": 127, "fp8": 3, "int4": 7, "int2": 2}.get(problem.format, 1)
     return (
         _values(seed, x),
@@ -126,6 +130,28 @@ def _quant_matmul(problem: Any, fill: Fill) -> Args:
         _scales(seed + 2, scales, 1 / largest),
         _scales(seed + 3, zeros, largest),
     )
+
+
+def group_sizes(problem: Any, fill: Fill) -> np.ndarray:
+    """Of ``moe_matmul``: rows of each expert, i32[E], as a router that favours none leaves them; ragged: one expert
+    has no rows, and some rows no expert."""
+    rng = np.random.default_rng(fill.seed)
+    share = np.ones(problem.E)
+    rows = problem.T
+    if fill.ragged:
+        share[rng.integers(problem.E)] = 0
+        rows -= rows // 8
+    return rng.multinomial(rows, share / share.sum()).astype(np.int32)
+
+
+def _moe_matmul(problem: Any, fill: Fill) -> Args:
+    x, *weight, groups = problem.inputs()
+    sizes = group_sizes(problem, fill)
+    seed = _SPACING * fill.seed
+    rows, codes, scales, zeros = _matmul_arrays(problem, seed, (x, *weight))
+    if fill.poison:
+        rows = rows.at[sizes.sum() :].set(jnp.nan)
+    return rows, codes, scales, zeros, jnp.asarray(sizes, groups.dtype)
 
 
 def _sample_topk(problem: Any, fill: Fill) -> Args:
@@ -144,6 +170,7 @@ def _sample_topk(problem: Any, fill: Fill) -> Args:
 
 
 _MAKERS: dict[str, Callable[[Any, Fill], Args]] = {
+    "moe_matmul": _moe_matmul,
     "kv_write": _kv_write,
     "paged_attention": _paged_attention,
     "quant_matmul": _quant_matmul,

@@ -24,7 +24,7 @@ def describe(argv: Sequence[str]) -> dict[str, Any]:
         "memory_gib": round(_memory_bytes() / 2**30, 1),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: version for name in PACKAGES if (version := version_of(name))},
     }
 
 
@@ -40,7 +40,8 @@ def repeat_command(argv: Sequence[str]) -> str:
     return " ".join(words)
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Of an installed package; None if it is not."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

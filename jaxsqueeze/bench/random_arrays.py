@@ -1,5 +1,5 @@
-"""Random arrays of any size, quickly: a block of numpy's, and for more than that the block again and again, from a place
-that depends on the seed. No period of it is a row's, and no cache or memory of a device sees through it.
+"""Random arrays of any size, quickly: a block of numpy's, and for more than that the block again and again, from a
+place that depends on the seed. No period of it is a row's, and no cache or memory of a device sees through it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 ROTATE_BYTES = 2**28  # more than twice the L2 of any GPU so far (H200: 50 MB, B200: 126 MB)
-MAX_COPIES = 32  # of inputs: smaller ones than ROTATE_BYTES / MAX_COPIES stay in the L2, as in a step they would
+MAX_COPIES = 16  # of inputs: smaller ones than ROTATE_BYTES / MAX_COPIES stay in the L2, as in a step they would
 LOOP_US = 2000.0  # a program's least time by a call's floor: dispatching hides behind the program before it
 
 Args = tuple[Any, ...]

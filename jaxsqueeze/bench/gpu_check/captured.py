@@ -7,8 +7,6 @@ from __future__ import annotations
 from jaxsqueeze.bench.gpu_check.case import Case, Setting
 from jaxsqueeze.bench.gpu_check.whole_model import decoding_cases
 
-FLAGS = "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_graph_min_graph_size=1"
-
 
 def cases(setting: Setting) -> list[Case]:
     """Those with the shortest steps have most to gain, those of Llama 8B count most."""

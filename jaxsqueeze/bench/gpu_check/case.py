@@ -14,7 +14,7 @@ Figures = dict[str, Any]  # goes to the JSON report
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """``prepare`` compiles: in a thread, beside other cases; ``run`` takes what it made, alone on the device.
+    """``prepare`` compiles: in a thread, beside others; ``run`` takes what it made, alone on the device.
 
     Either may raise NotImplementedError, with the reason, for what an implementation does not cover.
     """

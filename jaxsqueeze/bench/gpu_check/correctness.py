@@ -18,6 +18,7 @@ from jaxsqueeze.bench.gpu_check.case import Case, Figures, Setting
 from jaxsqueeze.bench.kernel_inputs import Fill
 from pallas_kernels import dispatch
 from pallas_kernels.kv_write.problem import Problem as KVWrite
+from pallas_kernels.moe_matmul.problem import Problem as MoE
 from pallas_kernels.paged_attention.problem import Problem as Attention
 from pallas_kernels.quant_matmul.problem import Problem as Matmul
 from pallas_kernels.sample_topk.problem import Problem as Filter
@@ -58,7 +59,21 @@ def _attention() -> list[Any]:
 def _matmul() -> list[Any]:
     kinds = [("bf16",), ("int8",), ("fp8",), ("w8a8",), ("int4", 128), ("int4", 32, True), ("int2", 64)]
     sizes = [(1, 640, 1024), (5, 320, 512), (16, 512, 4096), (67, 384, 1024), (256, 512, 512), (3, 200, 576)]
-    return [Matmul(T, out, width, "bfloat16", *kind) for kind in kinds for T, out, width in sizes]
+    return [
+        Matmul(T, out, width, "bfloat16", *kind, scale_dtype="float16" if len(kind) > 1 else "float32")
+        for kind in kinds
+        for T, out, width in sizes
+    ]
+
+
+def _moe() -> list[Any]:
+    kinds = [("bf16",), ("int8",), ("fp8",), ("w8a8",), ("int4", 128), ("int4", 32, True), ("int2", 64)]
+    sizes = [(2, 256, 512, 8), (40, 384, 512, 6), (300, 256, 1024, 4)]
+    return [
+        MoE(T, out, width, "bfloat16", *kind, scale_dtype="float16" if len(kind) > 1 else "float32", E=E)
+        for kind in kinds
+        for T, out, width, E in sizes
+    ]
 
 
 def _filter() -> list[Any]:
@@ -68,12 +83,14 @@ def _filter() -> list[Any]:
 PROBLEMS = {
     "paged_attention": _attention,
     "quant_matmul": _matmul,
+    "moe_matmul": _moe,
     "kv_write": _kv_write,
     "sample_topk": _filter,
 }
 QUICK = {
     "paged_attention": [Attention(3, 2, 2, 2, 16, 4, 5, "bfloat16", "int8", "int4", 0.25, window=7, sinks=True)],
     "quant_matmul": [Matmul(3, 16, 64, "bfloat16", "int4", 32, True)],
+    "moe_matmul": [MoE(9, 16, 64, "bfloat16", "int8", E=3)],
     "kv_write": [KVWrite(5, 2, 16, 4, "float32", "int4")],
     "sample_topk": [Filter(6, 300)],
 }

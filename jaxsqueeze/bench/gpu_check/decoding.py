@@ -2,7 +2,8 @@
 step is on its way before the last one's tokens are fetched.
 
 Times of a dispatch of n steps, T(n), tell the device's time for one step, b = (T(MANY) - T(FEW)) / (MANY - FEW), and
-what a dispatch of n steps costs beyond it, T(n) - n b: the host gap, in which the device waits for the host.
+what a dispatch of n steps costs beyond it, T(n) - n b: the host gap, in which the device waits for the host. All are
+taken from the same context on: before each, the end of every prompt is prefilled once more, which sets the rows back.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ FEW = EngineConfig.decode_steps
 class Size:
     """``rows``: batch sizes to measure, the last is the largest; ``steps``: decoded for each figure and repeat."""
 
-    rows: tuple[int, ...] = (1, 8, 64)
+    rows: tuple[int, ...] = (1, 8, 16, 64)
     prompt: int = 512
-    steps: int = 64
-    repeats: int = 5
-    prefill_tokens: int = 2048  # of one step
+    steps: int = 96
+    repeats: int = 3
+    prefill_tokens: int = 2048  # of one step; a row of them for every slot
 
     @property
     def max_len(self) -> int:
-        """The first slot decodes in every batch: three figures each, warm-ups and a last dispatch."""
-        decoded = len(self.rows) * 3 * (self.repeats + 1) * (self.steps + MANY)
-        return -(-(self.prompt + decoded) // 256) * 256
+        return self.prompt + self.steps + MANY
 
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Seconds per dispatch of 1, FEW and MANY steps (medians), and the largest relative spread of any of them."""
+    """Seconds per dispatch of 1, FEW and MANY steps (medians), and the largest relative spread of any of them.
+    ``step_bytes``: weights, and keys and values of the rows, half way through the steps."""
 
     one: float
     few: float
     many: float
     spread: float
+    step_bytes: float
 
     @property
     def step(self) -> float:
@@ -94,7 +95,6 @@ class Session:
         self._tables = (GroupTables(table, np.zeros(slots + 1, np.int32)),)
         storage = storage_dtype(jnp.dtype(dtype), jax.default_backend())
         self._kv_bytes = kv_bytes_per_page(cfg, len(group.layers), 1, storage)
-        self._context = np.zeros(slots, np.int64)
 
     def compile(self) -> float:
         """Seconds."""
@@ -106,7 +106,7 @@ class Session:
         """Fills every slot's prompt; tokens a second, admissions left out."""
         rng = np.random.default_rng(1)
         slots, n, row = self.size.rows[-1], self.size.prompt, self.size.prefill_tokens
-        prompts = rng.integers(0, self.cfg.vocab_size, (slots, n), np.int32)
+        self._prompts = prompts = rng.integers(0, self.cfg.vocab_size, (slots, n), np.int32)
         admits = tuple(
             Admit(i, Request(str(i), (), SamplingParams(ignore_eos=True)), prompts[i], prompts[i, :0], (), 2**30)
             for i in range(slots)
@@ -125,27 +125,35 @@ class Session:
         if len(steps) > 1:
             pending.result()
         seconds = time.perf_counter() - begin
-        self._context[:] = n
         rest = slots * n - sum(len(c.token_ids) for c in steps[0])
         return rest / seconds
 
     def decode(self, rows: int) -> Figures:
         """Of a batch of the first ``rows`` slots."""
-        times = {n: [self._dispatch(rows, n) for _ in range(self.size.repeats + 1)][1:] for n in (FEW, MANY, 1)}
+        self.steps(rows, MANY)  # warms up
+        times: dict[int, list[float]] = {FEW: [], MANY: [], 1: []}
+        for _ in range(self.size.repeats):
+            for steps, seconds in times.items():
+                seconds.append(self._dispatch(rows, steps))
         few, many, one = (statistics.median(x) for x in times.values())
-        return Figures(one, few, many, max((max(x) - min(x)) / statistics.median(x) for x in times.values()))
+        spread = max((max(x) - min(x)) / statistics.median(x) for x in times.values())
+        tokens = rows * (self.size.prompt + self.size.steps / 2)
+        return Figures(one, few, many, spread, random_model.step_bytes(self.params) + tokens * self._kv_bytes)
 
     def steps(self, rows: int, steps: int) -> None:
-        """One dispatch, waited for."""
+        """One dispatch from the prompts' ends on, waited for."""
+        self._rewind(rows)
         self._run(self._plan(range(rows), steps)).result()
-        self._context[:rows] += steps
 
-    def step_bytes(self, rows: int) -> int:
-        """Weights, and keys and values as far as the rows are now."""
-        return random_model.step_bytes(self.params) + int(self._context[:rows].sum()) * self._kv_bytes
+    def _rewind(self, rows: int) -> None:
+        n = self.size.prompt
+        start = n - min(n, PREFILL_ROW)
+        ends = tuple(Chunk(i, str(i), start, self._prompts[i, start:], True, False) for i in range(rows))
+        self._run(self._plan((), 1, ends)).result()
 
     def _dispatch(self, rows: int, steps: int) -> float:
         """Seconds per dispatch of ``steps`` steps, as the engine makes them."""
+        self._rewind(rows)
         dispatches = max(2, self.size.steps // steps)
         previous = None
         begin = time.perf_counter()
@@ -156,7 +164,6 @@ class Session:
             previous = pending
         tokens = previous.result().decode_tokens
         seconds = time.perf_counter() - begin
-        self._context[:rows] += dispatches * steps
         if (tokens < 0).any():
             raise RuntimeError(f"the model gave no finite logits, or ended early: tokens {tokens[:, :8]}")
         return seconds / dispatches
@@ -166,7 +173,7 @@ class Session:
     ) -> StepPlan:
         decode = np.asarray(slots, np.int32)
         names = tuple(str(i) for i in slots)
-        context = self._context[list(slots)].astype(np.int32)
+        context = np.full(len(slots), self.size.prompt, np.int32)  # the runner does not look
         return StepPlan(self._step, admits, chunks, decode, names, context, steps, self._tables)
 
     def _run(self, plan: StepPlan) -> Pending:

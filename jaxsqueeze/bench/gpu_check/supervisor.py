@@ -1,7 +1,8 @@
 """Runs the parts one after another, each in a process of its own, within a time. Needs no jax.
 
 A process that dies, hangs or loses its device context costs the case that it was at: that one is noted as failed, and
-a new process goes on with the next. A part that needs too many processes is given up.
+a new process goes on with the next. One that dies while it compiles several cases at once is followed by processes
+that compile one by one. A part that needs too many processes is given up.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[3]  # found by the worker without being installed
+BATCH = 16  # cases that are compiled together
 STARTS = 8  # of processes for one part
 POLL_S = 0.1
 BROKEN = 70  # exit code of a worker whose device context is lost
@@ -28,7 +30,6 @@ class Part:
     """``seconds``: at most, of the whole part; ``stall_s``: of one case; ``flags``: added to XLA_FLAGS."""
 
     name: str
-    title: str
     module: str
     seconds: float
     stall_s: float
@@ -37,7 +38,8 @@ class Part:
 
 @dataclasses.dataclass
 class Outcome:
-    """``results``: the worker's last line of each case, in order; ``device``: its kind; ``note``: why it ended early."""
+    """``results``: the worker's last line of each case, in order; ``device``: its kind; ``note``: why the part ended
+    early."""
 
     results: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     device: str = ""
@@ -47,23 +49,25 @@ class Outcome:
 
 def run(part: Part, out: Path, *, quick: bool, deadline: float, say: Callable[[str], None]) -> Outcome:
     """``deadline``: by ``time.monotonic``; ``say``: gets a line for each case that ends."""
-    outcome, begin = Outcome(), time.monotonic()
+    outcome, begin, batch = Outcome(), time.monotonic(), BATCH
     end = min(deadline, begin + part.seconds)
     results = outcome.results
     for _ in range(STARTS):
-        why, code = _process(part, out, quick, end, outcome, say)
-        if why == OUT_OF_TIME:
-            outcome.note = why
-            break
+        why, code = _process(part, out, quick, batch, end, outcome, say)
         at = next((name for name, result in results.items() if result["state"] == "started"), None)
+        waiting = any(result["state"] == "waiting" for result in results.values())
+        if why == OUT_OF_TIME or (at is None and not waiting):  # at its end, or before it had cases
+            outcome.note = why if why == OUT_OF_TIME or not results else ""
+            break
         if at is not None:
             results[at] = {"state": "failed", "reason": why}
             say(f"{at}: failed: {why}")
-        elif code != BROKEN:  # it ended at its end, or before its first case
+        elif code != BROKEN and batch == 1:  # between two cases
             outcome.note = why
             break
-        if not any(result["state"] == "waiting" for result in results.values()):
-            break
+        elif code != BROKEN:
+            batch = 1
+            say(f"{part.name}: {why}")
     else:
         outcome.note = f"given up after {STARTS} processes"
     for name, result in results.items():
@@ -74,12 +78,12 @@ def run(part: Part, out: Path, *, quick: bool, deadline: float, say: Callable[[s
 
 
 def _process(
-    part: Part, out: Path, quick: bool, end: float, outcome: Outcome, say: Callable[[str], None]
+    part: Part, out: Path, quick: bool, batch: int, end: float, outcome: Outcome, say: Callable[[str], None]
 ) -> tuple[str, int]:
     """One worker, until it ends or is ended: why ("" if all is well), and its exit code."""
     finished = [name for name, result in outcome.results.items() if result["state"] != "waiting"]
     log, errors = out / f"{part.name}.jsonl", out / f"{part.name}.err"
-    arguments = [part.module, str(log), str(out), "quick" if quick else "", json.dumps(finished)]
+    arguments = [part.module, str(log), str(out), "quick" if quick else "", str(batch), json.dumps(finished)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     if part.flags:
@@ -97,6 +101,9 @@ def _process(
             code = worker.wait()
     if not why and code:
         why = f"the process ended with code {code}: {_last_line(errors)}"
+    log.unlink()
+    if not errors.stat().st_size:
+        errors.unlink()
     return why, code
 
 

@@ -39,5 +39,5 @@ def of(session: Session, rows: int, out: Path) -> Figures:
         "trace": "trace.xplane.pb",
         "trace_rows": rows,
         "kernel_us": sum(times.values()),
-        "kernels": {name: us for name, us in times.most_common(LONGEST)},
+        "kernels": dict(times.most_common(LONGEST)),
     }

@@ -12,7 +12,7 @@ from jaxsqueeze.bench.gpu_check import trace
 from jaxsqueeze.bench.gpu_check.case import Case, Figures, Setting
 from jaxsqueeze.bench.gpu_check.decoding import FEW, Session, Size
 
-QUICK = Size(rows=(2,), prompt=40, steps=8, repeats=1, prefill_tokens=64)
+QUICK = Size(rows=(2,), prompt=40, steps=32, repeats=1, prefill_tokens=64)
 TRACED = "llama-8b", "bf16"  # also goes to a profiler trace
 WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}
 
@@ -47,7 +47,7 @@ def _case(model: str, weights: str, size: Size, dtype: str, setting: Setting, *,
                     "tokens_per_s": rows / per_step,
                     "step_us": per_step * 1e6,
                     "device_us": figures.step * 1e6,
-                    "gb_per_s": session.step_bytes(rows) / per_step / 1e9,
+                    "gb_per_s": figures.step_bytes / per_step / 1e9,
                     "host_gap": figures.gap(figures.few, FEW),
                     "host_gap_single": figures.gap(figures.one, 1),
                     "spread": figures.spread,

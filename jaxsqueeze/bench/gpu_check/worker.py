@@ -24,43 +24,44 @@ from jaxsqueeze.bench.gpu_check.case import Case, Setting
 from jaxsqueeze.bench.gpu_check.supervisor import BROKEN
 from pallas_kernels.target import Target
 
-AHEAD = 16  # cases whose programs are compiled while others run: more would hold much memory
 # What CUDA says of every call after a kernel has broken the context.
 _LOST = ("ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "LAUNCH_FAILED", "ILLEGAL_INSTRUCTION", "HARDWARE_STACK_ERROR")
 
 
-def main(module: str, log: str, out: str, quick: str, skip: str) -> None:
-    """Runs the cases of ``module`` that the JSON list ``skip`` does not name. ``quick``: "quick" or ""."""
+def main(module: str, log: str, out: str, quick: str, batch: str, skip: str) -> None:
+    """Runs the cases of ``module`` that the JSON list ``skip`` does not name. ``quick``: "quick" or ""; ``batch``: how
+    many cases are compiled together."""
     target = Target.of(jax.devices()[0])
     setting = Setting(target, bool(quick), Path(out))
     known = set(json.loads(skip))
     with open(log, "a", encoding="utf-8") as lines:
         cases = [c for c in importlib.import_module(module).cases(setting) if c.name not in known]
         write(lines, state="listed", cases=[c.name for c in cases], device=target.kind)
-        run(cases, lines)
+        for i in range(0, len(cases), int(batch)):
+            run(cases[i : i + int(batch)], lines)
 
 
-def run(cases: list[Case], lines: TextIO) -> None:
-    """Exits the process where the device context is lost."""
+def run(batch: list[Case], lines: TextIO) -> None:
+    """Compiles all, then runs one after another: compiling may measure, and nothing else may run beside what is timed.
+    Exits the process where the device context is lost."""
+    if len(batch) == 1:
+        write(lines, case=batch[0].name, state="started")
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        ready = [threads.submit(case.prepare) for case in cases[:AHEAD]]
-        for i, case in enumerate(cases):
-            write(lines, case=case.name, state="started")
-            begin = time.perf_counter()
-            try:
-                figures = case.run(ready[i].result())
-            except NotImplementedError as error:
-                write(lines, case=case.name, state="not covered", reason=str(error))
-            except Exception as error:  # a compiler or the device runtime may raise anything
-                write(lines, case=case.name, state="failed", reason=reason(error))
-                if any(word in str(error) for word in _LOST):
-                    os._exit(BROKEN)  # nothing more works here, not even an orderly end
-            else:
-                seconds = round(time.perf_counter() - begin, 2)
-                write(lines, case=case.name, state="done", seconds=seconds, **figures)
-            ready[i] = None  # its programs and arrays are let go
-            if i + AHEAD < len(cases):
-                ready.append(threads.submit(cases[i + AHEAD].prepare))
+        prepared = [threads.submit(case.prepare) for case in batch]
+    for i, case in enumerate(batch):
+        write(lines, case=case.name, state="started")
+        begin = time.perf_counter()
+        try:
+            figures = case.run(prepared[i].result())
+        except NotImplementedError as error:
+            write(lines, case=case.name, state="not covered", reason=str(error))
+        except Exception as error:  # a compiler or the device runtime may raise anything
+            write(lines, case=case.name, state="failed", reason=reason(error))
+            if any(word in str(error) for word in _LOST):
+                os._exit(BROKEN)  # nothing more works here, not even an orderly end
+        else:
+            write(lines, case=case.name, state="done", seconds=round(time.perf_counter() - begin, 2), **figures)
+        prepared[i] = None  # its programs and arrays are let go
 
 
 def write(lines: TextIO, **entry: Any) -> None:
