@@ -27,8 +27,8 @@ def tile_dot(
     tokens' scales. Rows that are not ``row_ok`` count as zeros; every ``n`` must exist.
 
     codes[OUT, COLUMNS], scales and zeros as in ``packing.py``; pointers that the format does not have are not read.
-    The columns of codes are those from ``first`` to ``last``, ``first`` a multiple of BK. With groups, BK is a multiple
-    of GROUP and ``last`` one of BK.
+    The columns of codes are those from ``first`` to ``last``, ``first`` a multiple of BK. With groups ``last`` is one
+    too, and one of BK and GROUP divides the other.
     """
     if GROUP == 0:
         acc = _per_output(x_ptr, row, row_ok, codes_ptr, scales_ptr, n, first, last, WIDTH, FORMAT, BT, BN, BK)
@@ -62,9 +62,9 @@ def _per_output(
         if FORMAT == "w8a8":
             acc = tl.dot(codes, x, acc, out_dtype=tl.int32)
         elif FORMAT != "bf16":
-            acc = tl.dot(decode(codes, FORMAT, 0, x.dtype), x, acc, input_precision="tf32x3")
-        elif x.dtype == codes.dtype:
-            acc = tl.dot(codes, x, acc, input_precision="tf32x3")
+            acc = dot(decode(codes, FORMAT, 0, x.dtype), x, acc)
+        elif x.dtype == codes.dtype or (codes.dtype == tl.bfloat16 and x.dtype == tl.float32):
+            acc = dot(codes, x, acc)
         else:
             acc = tl.dot(codes.to(tl.float32), x.to(tl.float32), acc, input_precision="tf32x3")
     if FORMAT != "bf16":
@@ -81,37 +81,53 @@ def _per_group(
 ):  # fmt: skip
     """One scale for each group, applied to its f32 dot. A zero point takes ``(zero - middle) * sum(x)`` off that, with
     the sum from the tensor cores too: there it is in the place where it is needed."""
-    BITS_: tl.constexpr = bits(FORMAT)
+    BITS: tl.constexpr = bits(FORMAT)
+    STEP: tl.constexpr = min(GROUP, BK)
     UNIT: tl.constexpr = unit(FORMAT, x_ptr.dtype.element_ty)
-    k = tl.arange(0, GROUP)
+    k = tl.arange(0, STEP)
     x_ptrs = x_ptr + row[None, :] * WIDTH + k[:, None]
     codes_ptrs = codes_ptr + n[:, None] * COLUMNS + k[None, :]
     acc = tl.zeros((BN, BT), tl.float32)
     for j in range(first, last, BK):
-        for column in tl.static_range(0, BK, GROUP):
+        for column in tl.static_range(0, BK, STEP):
             codes = tl.load(codes_ptrs + (j + column))
             # Made of the codes, ones have the weights' layout: then one x in shared memory serves both dots.
             ones = decode(codes, FORMAT, 0, x_ptr.dtype.element_ty) * 0 + 1
-            for part in tl.static_range(8 // BITS_):
+            for part in tl.static_range(8 // BITS):
                 at = part * COLUMNS + j + column
                 mask = row_ok[None, :]
-                if 8 // BITS_ * COLUMNS != WIDTH:
+                if 8 // BITS * COLUMNS != WIDTH:
                     mask &= at + k[:, None] < WIDTH
                 x = tl.load(x_ptrs + at, mask=mask, other=0)
-                dot = tl.dot(decode(codes, FORMAT, part, x.dtype), x, input_precision="tf32x3")
+                product = dot(decode(codes, FORMAT, part, x.dtype), x, tl.zeros((BN, BT), tl.float32))
                 place = (at // GROUP).to(tl.int64) * OUT + n
                 if ZEROS:
-                    sums = tl.dot(ones, x, input_precision="tf32x3")
-                    zero = tl.load(zeros_ptr + place).to(tl.float32) - 2 ** (BITS_ - 1)
-                    dot -= (zero * UNIT)[:, None] * sums
-                acc += dot * tl.load(scales_ptr + place).to(tl.float32)[:, None]
+                    sums = dot(ones, x, tl.zeros((BN, BT), tl.float32))
+                    zero = tl.load(zeros_ptr + place).to(tl.float32) - 2 ** (BITS - 1)
+                    product -= (zero * UNIT)[:, None] * sums
+                acc += product * tl.load(scales_ptr + place).to(tl.float32)[:, None]
     return acc / UNIT
 
 
 @triton.jit
+def dot(weight, x, acc):
+    """``acc + weight @ x`` in f32. An x of f32 is the sum of three of bf16, each multiplied with the weight: so x stays
+    exact, and the weight narrow."""
+    if weight.dtype == tl.bfloat16 and x.dtype == tl.float32:
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        acc = tl.dot(weight, high, tl.dot(weight, middle, tl.dot(weight, low, acc)))
+    else:
+        acc = tl.dot(weight, x, acc, input_precision="tf32x3")
+    return acc
+
+
+@triton.jit
 def decode(codes, FORMAT: tl.constexpr, PART: tl.constexpr, DTYPE: tl.constexpr):
-    """DTYPE of the codes (uint8) of one part of the inputs: an e4m3's value, or the distance from the middle times
-    UNIT."""
+    """The codes (uint8) of one part of the inputs as floats of type ``half(DTYPE)``: an e4m3's value, or the distance
+    from the middle times UNIT."""
     word = codes.to(tl.int16)
     if FORMAT == "fp8":
         word = (codes.to(tl.int8, bitcast=True).to(tl.int16) << exponent_place(DTYPE)) & sign_and_number(DTYPE)
@@ -122,7 +138,7 @@ def decode(codes, FORMAT: tl.constexpr, PART: tl.constexpr, DTYPE: tl.constexpr)
     value = word.to(half(DTYPE), bitcast=True) * multiplier(FORMAT, PART, DTYPE)
     if FORMAT != "fp8":
         value -= 2 ** (bits(FORMAT) - 1) * unit(FORMAT, DTYPE)
-    return value.to(DTYPE)
+    return value
 
 
 @triton.constexpr_function
@@ -132,7 +148,7 @@ def bits(format):
 
 @triton.constexpr_function
 def half(dtype):
-    """The type that codes are decoded in for x of ``dtype``."""
+    """What codes are decoded to for x of ``dtype``."""
     return tl.float16 if dtype == tl.float16 else tl.bfloat16
 
 

@@ -20,8 +20,49 @@ from pallas_kernels.tuning import Tile
 
 def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
     """``bt``, ``bn``, ``bk``: tokens, outputs and columns of codes of a tile; ``splits`` of the columns; ``warps``;
-    ``stages`` of loads in flight."""
-    return ({"bt": 16, "bn": 64, "bk": problem.group or 128, "splits": 1, "warps": 4, "stages": 3},)
+    ``stages``: loads in flight."""
+    p = problem
+    bt = max(8, triton.next_power_of_2(p.T))
+    if bt <= 16:
+        shapes = [(bt, 64, 4), (bt, 128, 8), (bt, 128, 4), (bt, 32, 2)]
+    elif bt <= 64:
+        shapes = [(bt, 64, 4), (bt, 128, 8)]
+    else:
+        shapes = [(64, 128, 4), (128, 128, 8), (64, 128, 8), (128, 64, 4)]
+        if triton.cdiv(p.T, 128) * triton.cdiv(p.out, 128) >= target.cores:
+            shapes[:2] = shapes[1::-1]
+    found = []
+    for bt, bn, warps in shapes:
+        for bytes in (256, 128) if bt <= 16 else (128, 64):
+            tile = _tile(p, target, bt, bn, bytes, warps)
+            if tile and tile not in found:
+                found.append(tile)
+    default = found[0]
+    for splits in (default["splits"] * 2, default["splits"] // 2):
+        if splits:
+            found.append({**default, "splits": splits})
+    return tuple(found)
+
+
+def _tile(p: Problem, target: Target, bt: int, bn: int, row_bytes: int, warps: int) -> Tile | None:
+    """The tile that reads ``row_bytes`` of an output's codes at once, or fewer."""
+    size = jnp.dtype(p.storage).itemsize
+    x_size = 1 if p.format == "w8a8" else jnp.dtype(p.dtype).itemsize
+    columns = p.padded // p.parts
+    bk = row_bytes // size * 2 // max(2, x_size) // (2 if p.format == "int2" else 1)
+    while p.group and columns % bk:
+        bk //= 2
+    stage = bk * (bn * size + bt * p.parts * x_size)
+    room = target.shared_bytes // (3 if bt <= 16 else 2)
+    while stage * 2 > room and bk > 32:
+        bk, stage = bk // 2, stage // 2
+    steps = triton.cdiv(columns, bk)
+    programs = triton.cdiv(p.T, bt) * triton.cdiv(p.out, bn)
+    splits = 1
+    while programs * splits * 2 <= 4 * target.cores and splits * 4 <= steps and splits * 2 * 8 * p.T <= columns * size:
+        splits *= 2
+    stages = max(2, min(4, room // stage, triton.cdiv(steps, splits) + 1))
+    return {"bt": bt, "bn": bn, "bk": bk, "splits": splits, "warps": warps, "stages": stages}
 
 
 def run(
