@@ -24,8 +24,6 @@ from pallas_kernels.quant_matmul.problem import Problem as Matmul
 from pallas_kernels.sample_topk.problem import Problem as Filter
 from pallas_kernels.target import Target
 
-# Guesses that only size the loops: no device of the platform is quicker.
-FASTEST = {"cuda": (8e12, 2.5e15), "cpu": (1e8, 1e9)}  # bytes and operations a second
 SECONDS = 0.1  # of measurement, each figure
 PAGE = 16
 CONTEXT = 8192
@@ -53,10 +51,6 @@ def cases(setting: Setting) -> list[Case]:
     return found
 
 
-def floor_us(least: Cost, target: Target) -> float:
-    return least.floor_us(*FASTEST[target.platform])
-
-
 def _ceilings(quick: bool, target: Target) -> list[Case]:
     n = 2**16 if quick else 2**28
     side = 64 if quick else 8192
@@ -80,7 +74,7 @@ def _ceiling(name: str, call: Any, shapes: timing.Args, least: Cost, target: Tar
         return {"ceiling": name, **_figures(timed, least)}
 
     def prepare() -> timing.Loop:
-        return timing.build(call, shapes, 2, floor_us=floor_us(least, target))
+        return timing.build(call, shapes, 2, floor_us=least.floor_us(target))
 
     return Case(f"ceiling {name}", prepare, run)
 
@@ -101,7 +95,7 @@ def _case(timed: Timed, name: str, setting: Setting) -> Case:
         call = functools.partial(dispatch.call, op, name, problem, tile, target)
         args = jax.eval_shape(functools.partial(kernel_inputs.make, op, problem, Fill(0)))
         copies = 2 if setting.quick else timing.copies_needed(args)
-        loop = timing.build(call, args, copies, carried=carried, floor_us=floor_us(least, target))
+        loop = timing.build(call, args, copies, carried=carried, floor_us=least.floor_us(target))
         return loop, copies, {"tile": dict(tile), "chosen": choice.implementation == name}
 
     def run(prepared: tuple[timing.Loop, int, Any]) -> Figures:
