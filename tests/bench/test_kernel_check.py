@@ -107,7 +107,7 @@ def test_pages_not_written_or_written_elsewhere_are_seen(name, run):
 
 
 def test_junk_is_where_nothing_was_written():
-    """Each row sees its own tokens only: pages belong to one row, and what lies behind its length is NaN (K) or junk."""
+    """Pages belong to one row each, and what lies behind its length is NaN."""
     op, problem = PROBLEMS["attention"]
     args = make(op, problem, FILL)
     k_pages, v_scales, table, positions = (np.asarray(args[i], np.float32) for i in (1, 7, 3, 5))
