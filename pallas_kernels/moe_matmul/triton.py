@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from jax import lax
 
 from pallas_kernels.launch import Launch, Launcher
 from pallas_kernels.moe_matmul.problem import Problem
@@ -49,6 +50,8 @@ def run(
     if p.format == "w8a8":
         x, token_scales = quantise_tokens(x)
         token_scales = jnp.where(jnp.arange(p.T) < jnp.sum(group_sizes), token_scales, 0)
+    if p.format == "fp8":  # Triton knows no e4m3 before sm_89
+        codes = lax.bitcast_convert_type(codes, jnp.uint8)
     constants = {
         "E": p.E,
         "EXPERTS": triton.next_power_of_2(p.E + 1),

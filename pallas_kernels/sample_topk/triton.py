@@ -34,16 +34,16 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
         raise NotImplementedError("words are counted in f32, which is exact below 2^24")
     if problem.V <= _WHOLE:
         capacity = min(2048, triton.next_power_of_2(problem.V))
-        return tuple({"chunk": 0, "capacity": c, "warps": max(1, c // 512)} for c in (capacity, 2 * capacity))
+        return tuple({"chunk": 0, "capacity": c, "warps": max(1, c // 256)} for c in (capacity, max(1, capacity // 2)))
     chunk = triton.next_power_of_2(problem.B * problem.V // (2 * target.cores) + 1)
     chunk = min(max(chunk, 8192), 32768)
     return (
+        {"chunk": chunk, "capacity": 4096, "warps": 16},
+        {"chunk": chunk // 2, "capacity": 4096, "warps": 16},
+        {"chunk": chunk * 2, "capacity": 4096, "warps": 16},
         {"chunk": chunk, "capacity": 4096, "warps": 8},
-        {"chunk": chunk // 2, "capacity": 4096, "warps": 8},
-        {"chunk": chunk * 2, "capacity": 4096, "warps": 8},
-        {"chunk": chunk, "capacity": 2048, "warps": 4},
         {"chunk": chunk, "capacity": 2048, "warps": 8},
-        {"chunk": 0, "capacity": 4096, "warps": 8},
+        {"chunk": 0, "capacity": 2048, "warps": 8},
     )
 
 
@@ -77,7 +77,8 @@ def run(
             shape((p.B, chunks), jnp.int32),
             shape((p.B, chunks), jnp.float32),
         )
-        found = launcher(Launch(_candidates, (p.B, chunks), outs, constants | parts), x, top_k, top_p, maxima)
+        launch = Launch(_candidates, (p.B, chunks), outs, constants | parts, num_warps=8)
+        found = launcher(launch, x, top_k, top_p, maxima)
         constants |= {"CHUNKS": chunks, "KEPT": min(chunk, capacity)}
     kernel = _thresholds if chunk else _thresholds_of_rows
     out = jax.ShapeDtypeStruct((p.B,), jnp.float32)
