@@ -23,18 +23,44 @@ from pallas_kernels.target import Target
 from pallas_kernels.tuning import Tile
 
 _BITS = {"same": 0, "int8": 8, "int4": 4}
+_PARTS = {"same": 1, "int8": 2, "int4": 4}  # codes that are read at once
 _MERGED = 64  # dimensions of a head that one program of the merge takes
 
 
 def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
-    """``m``: queries times heads of a program; ``t``: keys at a time; ``splits``; ``warps``; ``stages``."""
+    """``m``: queries times heads of a program; ``t``: keys at a time; ``splits`` of a context; ``warps``, ``stages``."""
     p = problem
     if "bits" in (p.k_format, p.v_format):
         raise NotImplementedError("pools of bit patterns exist on CPU only")
-    return (
-        {"m": 16, "t": 64, "splits": 1, "warps": 4, "stages": 3},
-        {"m": 16, "t": 64, "splits": 4, "warps": 4, "stages": 3},
-    )
+    if p.D % max(_PARTS[p.k_format], _PARTS[p.v_format]):
+        raise NotImplementedError(f"codes are read 16 bits at a time: they do not hold whole heads of {p.D}")
+    # What fits the registers: before Hopper, matrix instructions take both operands from there.
+    wide = p.D > 128 or p.dtype == "float32"
+    early = target.capability < 90
+    m = min(max(16, triton.next_power_of_2(p.Q * p.G)), 128 if not wide else 32 if early else 64)
+    if m <= 32:
+        row = max(_row_bytes(p, p.k_format), _row_bytes(p, p.v_format))
+        t, warps = min(max(16384 // row, 32), 128), 4
+    else:
+        t = 32 if wide or (early and (p.k_format, p.v_format) != ("same", "same")) else 64
+        warps = 4 if m == 64 and not wide else 8
+    default = m, t, _splits(p, m, target), warps, 3
+    found = {default: None}
+    return tuple(dict(zip(("m", "t", "splits", "warps", "stages"), x, strict=True)) for x in found)
+
+
+def _row_bytes(problem: Problem, format: str) -> int:
+    """Of one key or value, as a tile holds it."""
+    return _width(problem.D, format) * (2 if format in ("int8", "int4") else jnp.dtype(problem.dtype).itemsize)
+
+
+def _splits(problem: Problem, m: int, target: Target) -> int:
+    """Enough programs for every core to hold a few small ones or a large one, if each has keys enough: what a program
+    writes and the merge reads, m rows of f32, shall be little beside the keys."""
+    p = problem
+    programs = max(1, p.N * p.K * triton.cdiv(p.Q * p.G, m))
+    keys = p.P * p.page_size if p.window is None else min(p.P * p.page_size, p.window + p.Q)
+    return max(1, min(target.cores * max(1, 64 // m) // programs, keys // (16 * m), 128))
 
 
 def run(
@@ -96,30 +122,52 @@ def run(
 
 def _width(D: int, format: str) -> int:
     """Columns of a tile of stored elements: a power of two, at least what a matrix instruction takes."""
-    return max(16, triton.next_power_of_2(D // 2 if format == "int4" else D))
+    return max(16, triton.next_power_of_2(D // _PARTS[format]))
 
 
 @triton.jit
-def _load(ptr, row, here, STRIDE: tl.constexpr, W: tl.constexpr, WIDTH: tl.constexpr):
-    """[rows, WIDTH]: the first W elements of rows STRIDE apart, then zeros; zeros where not ``here``."""
+def _load(ptr, row, here, STRIDE: tl.constexpr, STEP: tl.constexpr, W: tl.constexpr, WIDTH: tl.constexpr):
+    """[rows, WIDTH]: W elements STEP apart of rows STRIDE apart, then zeros; zeros where not ``here``."""
     d = tl.arange(0, WIDTH)
     mask = here[:, None]
     if WIDTH != W:
         mask = mask & (d < W)[None, :]
-    return tl.load(ptr + row[:, None] * STRIDE + d[None, :], mask=mask, other=0)
+    return tl.load(ptr + row[:, None] * STRIDE + (d * STEP)[None, :], mask=mask, other=0)
 
 
 @triton.jit
-def _code(packed, HIGH: tl.constexpr, dtype: tl.constexpr):
-    """One nibble of each byte, less 8. OR-ed into the last bits of the float of which they count ones, 128 in bfloat16
-    and 1024 in float16, it needs no conversion."""
-    nibble = (packed >> 4 if HIGH else packed & 15).to(tl.uint16)
-    if dtype == tl.bfloat16:
-        return (nibble | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
-    elif dtype == tl.float16:
-        return (nibble | 0x6400).to(tl.float16, bitcast=True) - 1032.0
+def _pages(table_ptr, t, first, last, PAGE: tl.constexpr, T: tl.constexpr):
+    """The page of each key t .. t + T, or the only one; page 0 for keys that are not first .. last."""
+    if PAGE % T == 0:
+        return tl.load(table_ptr + t // PAGE, mask=t <= last, other=0)
     else:
-        return nibble.to(dtype) - 8.0
+        t += tl.arange(0, T)
+        return tl.load(table_ptr + t // PAGE, mask=(t >= first) & (t <= last), other=0)
+
+
+@triton.jit
+def _part(x, INDEX: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
+    """Code INDEX of each 16 bits. Instead of converting, it ORs bits of the code into the last bits of a float of
+    which they count ones, 128 in bfloat16 and 1024 in float16, and subtracts what is too much: exact."""
+    if BITS == 0:
+        return x
+    elif BITS == 8:
+        x = x >> (8 * INDEX)
+        if dtype == tl.bfloat16:  # seven bits of the code fit, the eighth chooses whether 128 or 256 is too much
+            much = (x & 0x80) | 0x4300
+            return ((x & 0x7F) | 0x4300).to(tl.bfloat16, bitcast=True) - much.to(tl.bfloat16, bitcast=True)
+        elif dtype == tl.float16:
+            return ((x & 0xFF) ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
+        else:
+            return x.to(tl.int8).to(dtype)
+    else:
+        x = (x >> (4 * INDEX)) & 15
+        if dtype == tl.bfloat16:
+            return (x | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+        elif dtype == tl.float16:
+            return (x | 0x6400).to(tl.float16, bitcast=True) - 1032.0
+        else:
+            return x.to(dtype) - 8.0
 
 
 @triton.jit
@@ -158,11 +206,26 @@ def _attend(
     start = first // T + split * share
     stop = tl.minimum(start + share, stop)
 
-    if K_BITS == 4:
-        q = _load(q_ptr, row, here, D, D // 2, K_WIDTH)
-        q_high = _load(q_ptr + D // 2, row, here, D, D // 2, K_WIDTH)
+    # Part i of K holds dimensions START[i], START[i] + STEP, ...
+    if K_BITS == 0:
+        K_ROW: tl.constexpr = D
+        q0 = _load(q_ptr, row, here, D, 1, D, K_WIDTH)
+    elif K_BITS == 8:
+        K_ROW: tl.constexpr = D // 2
+        q0 = _load(q_ptr, row, here, D, 2, K_ROW, K_WIDTH)
+        q1 = _load(q_ptr + 1, row, here, D, 2, K_ROW, K_WIDTH)
+        k_ptr = k_ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
     else:
-        q = _load(q_ptr, row, here, D, D, K_WIDTH)
+        K_ROW: tl.constexpr = D // 4
+        q0 = _load(q_ptr, row, here, D, 2, K_ROW, K_WIDTH)
+        q1 = _load(q_ptr + D // 2, row, here, D, 2, K_ROW, K_WIDTH)
+        q2 = _load(q_ptr + 1, row, here, D, 2, K_ROW, K_WIDTH)
+        q3 = _load(q_ptr + D // 2 + 1, row, here, D, 2, K_ROW, K_WIDTH)
+        k_ptr = k_ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
+    V_PARTS: tl.constexpr = 1 if V_BITS == 0 else 16 // V_BITS
+    V_ROW: tl.constexpr = D // V_PARTS
+    if V_PARTS > 1:
+        v_ptr = v_ptr.to(tl.pointer_type(tl.uint16), bitcast=True)
     # Finite: a block of which a query sees nothing must not make exp(s - peak) NaN.
     peak = tl.full((M,), -1e30, tl.float32)
     total = tl.zeros((M,), tl.float32)
@@ -170,26 +233,29 @@ def _attend(
         sink = tl.load(sinks_ptr + head * G + m % G, mask=here, other=-1e30)
         peak = tl.where(split == 0, tl.maximum(sink * LOG2E, -1e30), peak)
         total = tl.where(split == 0, 1.0, total)
-    acc = tl.zeros((M, V_WIDTH), tl.float32)
-    if V_BITS == 4:
-        acc_high = tl.zeros((M, V_WIDTH), tl.float32)
+    acc0 = tl.zeros((M, V_WIDTH), tl.float32)
+    if V_PARTS > 1:
+        acc1 = tl.zeros((M, V_WIDTH), tl.float32)
+    if V_PARTS > 2:
+        acc2 = tl.zeros((M, V_WIDTH), tl.float32)
+        acc3 = tl.zeros((M, V_WIDTH), tl.float32)
 
+    # Pages are looked up one block ahead: their keys can then be fetched without waiting for the table.
+    table_ptr += n * P - base
+    page = _pages(table_ptr, start * T, first, last, PAGE, T)
     for block in range(start, stop):
         t = block * T + tl.arange(0, T)
         seen = (t >= first) & (t <= last)  # others may never have been written
-        if PAGE % T == 0:
-            page = tl.load(table_ptr + n * P + block * T // PAGE - base)
-        else:
-            page = tl.load(table_ptr + n * P + t // PAGE - base, mask=seen, other=0)
         key = (page.to(tl.int64) * K + head) * PAGE + t % PAGE  # row of the pool
+        page = _pages(table_ptr, block * T + T, first, last, PAGE, T)
 
+        k = _load(k_ptr, key, seen, K_ROW, 1, K_ROW, K_WIDTH)
+        s = tl.dot(q0, tl.trans(_part(k, 0, K_BITS, dtype)), input_precision="ieee")
+        if K_BITS > 0:
+            s = tl.dot(q1, tl.trans(_part(k, 1, K_BITS, dtype)), s, input_precision="ieee")
         if K_BITS == 4:
-            packed = _load(k_ptr, key, seen, D // 2, D // 2, K_WIDTH)
-            s = tl.dot(q, tl.trans(_code(packed, False, dtype)), input_precision="ieee")
-            s = tl.dot(q_high, tl.trans(_code(packed, True, dtype)), s, input_precision="ieee")
-        else:
-            k = _load(k_ptr, key, seen, D, D, K_WIDTH).to(dtype)
-            s = tl.dot(q, tl.trans(k), input_precision="ieee")
+            s = tl.dot(q2, tl.trans(_part(k, 2, K_BITS, dtype)), s, input_precision="ieee")
+            s = tl.dot(q3, tl.trans(_part(k, 3, K_BITS, dtype)), s, input_precision="ieee")
         if K_BITS > 0:
             s *= tl.load(k_scales_ptr + key, mask=seen, other=0.0)[None, :]
         if SOFTCAP > 0:
@@ -209,13 +275,13 @@ def _attend(
         if V_BITS > 0:
             weight *= (tl.load(v_scales_ptr + key, mask=seen, other=0.0) / V_UNIT)[None, :]
         weight = weight.to(dtype)
-        if V_BITS == 4:
-            packed = _load(v_ptr, key, seen, D // 2, D // 2, V_WIDTH)
-            acc = tl.dot(weight, _code(packed, False, dtype), acc * shrink[:, None], input_precision="ieee")
-            acc_high = tl.dot(weight, _code(packed, True, dtype), acc_high * shrink[:, None], input_precision="ieee")
-        else:
-            v = _load(v_ptr, key, seen, D, D, V_WIDTH).to(dtype)
-            acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
+        v = _load(v_ptr, key, seen, V_ROW, 1, V_ROW, V_WIDTH)
+        acc0 = tl.dot(weight, _part(v, 0, V_BITS, dtype), acc0 * shrink[:, None], input_precision="ieee")
+        if V_PARTS > 1:
+            acc1 = tl.dot(weight, _part(v, 1, V_BITS, dtype), acc1 * shrink[:, None], input_precision="ieee")
+        if V_PARTS > 2:
+            acc2 = tl.dot(weight, _part(v, 2, V_BITS, dtype), acc2 * shrink[:, None], input_precision="ieee")
+            acc3 = tl.dot(weight, _part(v, 3, V_BITS, dtype), acc3 * shrink[:, None], input_precision="ieee")
 
     lse = (peak + tl.log2(total)) * 0.6931471805599453  # nothing seen: -inf
     divisor = tl.where(total == 0, 1.0, total) / V_UNIT
@@ -223,11 +289,14 @@ def _attend(
     tl.store(lse_ptr + row, lse, mask=here)
     if SPLITS > 1:
         here = here & (lse != float("-inf"))  # the merge reads no others
-    if V_BITS == 4:
-        _store(out_ptr, row, here, acc / divisor[:, None], D, D // 2, V_WIDTH)
-        _store(out_ptr + D // 2, row, here, acc_high / divisor[:, None], D, D // 2, V_WIDTH)
+    divisor = divisor[:, None]
+    if V_PARTS == 1:
+        _store(out_ptr, row, here, acc0 / divisor, D, D, V_WIDTH)
+    elif V_PARTS == 2:
+        _store(out_ptr, row, here, tl.interleave(acc0, acc1) / divisor, D, D, 2 * V_WIDTH)
     else:
-        _store(out_ptr, row, here, acc / divisor[:, None], D, D, V_WIDTH)
+        _store(out_ptr, row, here, tl.interleave(acc0, acc2) / divisor, D, D // 2, 2 * V_WIDTH)
+        _store(out_ptr + D // 2, row, here, tl.interleave(acc1, acc3) / divisor, D, D // 2, 2 * V_WIDTH)
 
 
 @triton.jit
