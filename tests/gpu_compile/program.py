@@ -34,13 +34,15 @@ class Instruction:
 
 
 def instructions(hlo: str) -> list[Instruction]:
-    """Those that run by themselves: what is inside a fusion or a reduction is left out."""
+    """Those that run by themselves: what is inside a fusion or a reduction is left out, but for custom calls, whose
+    operands XLA slices in a fusion where that saves a copy."""
     inner = set()
     for line in hlo.splitlines():
         inner |= set(re.findall(r"calls=%([\w.\-]+)", line))
         if not re.search(r" call\(", line):
             inner |= set(re.findall(r"to_apply=%([\w.\-]+)", line))
-    return [parsed for name, line in _lines(hlo) if name not in inner and (parsed := _parse(line))]
+    parsed = ((name, _parse(line)) for name, line in _lines(hlo))
+    return [i for name, i in parsed if i and (name not in inner or i.opcode == "custom-call")]
 
 
 def _lines(hlo: str) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,12 @@ HLO = """HloModule jit_f, is_scheduled=true, input_output_alias={ {0}: (1, {}, m
   ROOT %transpose.1 = f32[8,64]{1,0} transpose(%convert.1), dimensions={1,0}
 }
 
+%slice-fusion (q: bf16[64,8]) -> bf16[8,8] {
+  %q = bf16[64,8]{1,0} parameter(0)
+  %slice.1 = bf16[8,8]{1,0} slice(%q), slice={[0:8], [0:8]}
+  ROOT %call.2 = bf16[8,8]{1,0} custom-call(%slice.1), custom_call_target="k"
+}
+
 %add (a: f32[], b: f32[]) -> f32[] {
   ROOT %sum = f32[] add(%a, %b)
 }
@@ -23,6 +29,7 @@ HLO = """HloModule jit_f, is_scheduled=true, input_output_alias={ {0}: (1, {}, m
 ENTRY %main (w: bf16[64,8]) -> f32[8,64] {
   %w = bf16[64,8]{1,0} parameter(0)
   %fusion.1 = f32[8,64]{1,0} fusion(%w), kind=kLoop, calls=%fused
+  %fusion.2 = bf16[8,8]{1,0} fusion(%w), kind=kCustom, calls=%slice-fusion
   %call.1 = (bf16[2,3]{1,0}, f32[]) custom-call(%w), custom_call_target="k", output_to_operand_aliasing={{}: (0, {})}
   ROOT %reduce.1 = f32[8]{0} reduce(%fusion.1), to_apply=%add
 }
@@ -43,9 +50,12 @@ condition:
 
 
 def test_instructions_that_run_with_what_they_give():
-    opcodes = {i.opcode: i for i in instructions(HLO)}
-    assert set(opcodes) == {"parameter", "copy", "tuple", "fusion", "custom-call", "reduce"}
-    assert opcodes["fusion"].shapes == ((8, 64),)
+    found = instructions(HLO)
+    assert [i.opcode for i in found] == (
+        ["custom-call", "parameter", "copy", "tuple", "parameter", "fusion", "fusion", "custom-call", "reduce"]
+    )
+    opcodes = {i.opcode: i for i in found}
+    assert [i.shapes for i in found if i.opcode == "fusion"] == [((8, 64),), ((8, 8),)]
     assert opcodes["custom-call"].shapes == ((2, 3), ())
     assert opcodes["custom-call"].in_place
     assert not opcodes["copy"].in_place
