@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]  # found by the worker without being 
 BATCH = 16  # cases that are compiled together
 STARTS = 8  # of processes for one part
 POLL_S = 0.1
+START_S = 60.0  # a process may take to its first line
 BROKEN = 70  # exit code of a worker whose device context is lost
 OUT_OF_TIME = "out of time"
 
@@ -111,20 +112,20 @@ def _watch(
     part: Part, worker: subprocess.Popen, lines: TextIO, end: float, outcome: Outcome, say: Callable[[str], None]
 ) -> str:
     """Takes in the worker's lines until it has ended, or must be: then says why."""
-    heard, text = time.monotonic(), ""
+    heard, text, allowed = time.monotonic(), "", max(START_S, part.stall_s)
     while True:
         ended = worker.poll() is not None
         text += lines.read()
         *whole, text = text.split("\n")
         for line in whole:
             _take(json.loads(line), outcome, say)
-            heard = time.monotonic()
+            heard, allowed = time.monotonic(), part.stall_s
         if ended:
             return ""
         if time.monotonic() > end:
             return OUT_OF_TIME
-        if time.monotonic() - heard > part.stall_s:
-            return f"nothing happened for {part.stall_s:g} s"
+        if time.monotonic() - heard > allowed:
+            return f"nothing happened for {allowed:g} s"
         time.sleep(POLL_S)
 
 
