@@ -21,7 +21,7 @@ import triton.language as tl
 def tile_dot(
     x_ptr, row, row_ok, codes_ptr, scales_ptr, zeros_ptr, n, first, last,
     OUT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    ZEROS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ZEROS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, sums_ptr=None,
 ):  # fmt: skip
     """f32[BN, BT]: outputs ``n`` (i64[BN]) of the rows ``row`` (i64[BT]) of x[., WIDTH], scaled; for w8a8 without the
     tokens' scales. Rows that are not ``row_ok`` count as zeros; every ``n`` must exist.
@@ -29,14 +29,23 @@ def tile_dot(
     codes[OUT, COLUMNS], scales and zeros as in ``packing.py``; pointers that the format does not have are not read.
     The columns of codes are those from ``first`` to ``last``, ``first`` a multiple of BK. With groups ``last`` is one
     too, and one of BK and GROUP divides the other.
+
+    Zero points: without ``sums_ptr`` the tensor cores sum x, which costs many tokens more than it is worth; with
+    ``sums_ptr``, f32[., groups] of each row of x (``activations.group_sums``), the tile whose ``first`` is 0 takes off
+    what all zero points do.
     """
     if GROUP == 0:
         acc = _per_output(x_ptr, row, row_ok, codes_ptr, scales_ptr, n, first, last, WIDTH, FORMAT, BT, BN, BK)
     else:
         acc = _per_group(
             x_ptr, row, row_ok, codes_ptr, scales_ptr, zeros_ptr, n, first, last,
-            OUT, WIDTH, COLUMNS, FORMAT, GROUP, ZEROS, BT, BN, BK,
+            OUT, WIDTH, COLUMNS, FORMAT, GROUP, ZEROS and sums_ptr is None, BT, BN, BK,
         )  # fmt: skip
+        if ZEROS and sums_ptr is not None and first == 0:
+            acc -= _zero_points(
+                sums_ptr, row, row_ok, scales_ptr, zeros_ptr, n,
+                OUT, COLUMNS // GROUP * (8 // bits(FORMAT)), 2 ** (bits(FORMAT) - 1), BT, BN,
+            )  # fmt: skip
     return acc
 
 
@@ -79,8 +88,8 @@ def _per_group(
     OUT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
     ZEROS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One scale for each group, applied to its f32 dot. A zero point takes ``(zero - middle) * sum(x)`` off that, with
-    the sum from the tensor cores too: there it is in the place where it is needed."""
+    """One scale for each group, applied to its f32 dot. A zero point takes ``(zero - middle) * sum(x)`` off that; a sum
+    of the tensor cores is in the place where it is needed."""
     BITS: tl.constexpr = bits(FORMAT)
     STEP: tl.constexpr = min(GROUP, BK)
     UNIT: tl.constexpr = unit(FORMAT, x_ptr.dtype.element_ty)
@@ -107,6 +116,24 @@ def _per_group(
                     product -= (zero * UNIT)[:, None] * sums
                 acc += product * tl.load(scales_ptr + place).to(tl.float32)[:, None]
     return acc / UNIT
+
+
+@triton.jit
+def _zero_points(
+    sums_ptr, row, row_ok, scales_ptr, zeros_ptr, n,
+    OUT: tl.constexpr, GROUPS: tl.constexpr, MIDDLE: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """f32[BN, BT]: ``(zero - MIDDLE) * scale`` times the sum of x, over all groups."""
+    acc = tl.zeros((BN, BT), tl.float32)
+    for first in range(0, GROUPS, 16):
+        g = first + tl.arange(0, 16)
+        place = g[None, :].to(tl.int64) * OUT + n[:, None]
+        zero = tl.load(zeros_ptr + place, mask=g[None, :] < GROUPS, other=0).to(tl.float32) - MIDDLE
+        scale = tl.load(scales_ptr + place, mask=g[None, :] < GROUPS, other=0).to(tl.float32)
+        mask = row_ok[None, :] & (g[:, None] < GROUPS)
+        sums = tl.load(sums_ptr + row[None, :] * GROUPS + g[:, None], mask=mask, other=0)
+        acc = tl.dot(zero * scale, sums, acc, input_precision="tf32x3")
+    return acc
 
 
 @triton.jit

@@ -11,57 +11,57 @@ import triton.language as tl
 from jax import lax
 
 from pallas_kernels.launch import Launch, Launcher
-from pallas_kernels.quant_matmul.activations import quantise_tokens
+from pallas_kernels.quant_matmul.activations import group_sums, quantise_tokens
 from pallas_kernels.quant_matmul.problem import Problem
 from pallas_kernels.quant_matmul.tile_dot import tile_dot
 from pallas_kernels.target import Target
 from pallas_kernels.tuning import Tile
+
+_FEW = 16  # tokens of a tile up to which the tensor cores sum x
 
 
 def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
     """``bt``, ``bn``, ``bk``: tokens, outputs and columns of codes of a tile; ``splits`` of the columns; ``warps``;
     ``stages``: loads in flight."""
     p = problem
-    bt = max(8, triton.next_power_of_2(p.T))
-    if bt <= 16:
+    bt = min(128, max(8, triton.next_power_of_2(p.T)))
+    if p.dtype == "float32":  # three operands: more registers
+        shapes = [(min(bt, 32), 64, 4)]
+    elif bt <= 16:
         shapes = [(bt, 64, 4), (bt, 128, 8), (bt, 128, 4), (bt, 32, 2)]
     elif bt <= 64:
         shapes = [(bt, 64, 4), (bt, 128, 8)]
+    elif triton.cdiv(p.T, bt) * triton.cdiv(p.out, 128) < target.cores:
+        shapes = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]
     else:
-        shapes = [(64, 128, 4), (128, 128, 8), (64, 128, 8), (128, 64, 4)]
-        if triton.cdiv(p.T, 128) * triton.cdiv(p.out, 128) >= target.cores:
-            shapes[:2] = shapes[1::-1]
-    found = []
-    for bt, bn, warps in shapes:
-        for bytes in (256, 128) if bt <= 16 else (128, 64):
-            tile = _tile(p, target, bt, bn, bytes, warps)
-            if tile and tile not in found:
-                found.append(tile)
-    default = found[0]
-    for splits in (default["splits"] * 2, default["splits"] // 2):
-        if splits:
-            found.append({**default, "splits": splits})
-    return tuple(found)
+        shapes = [(128, 128, 8), (64, 128, 8), (64, 64, 4)]
+        if p.parts == 4 or (p.group == 32 and p.zeros):  # more registers than there are
+            shapes = shapes[1:]
+    found = [_tile(p, target, *shape, row) for shape in shapes for row in (256, 128)]
+    for splits in (found[0]["splits"] * 2, found[0]["splits"] // 2):
+        if 1 <= splits <= triton.cdiv(p.padded // p.parts, found[0]["bk"]):
+            found.append({**found[0], "splits": splits})
+    return tuple(tile for i, tile in enumerate(found) if tile not in found[:i])
 
 
-def _tile(p: Problem, target: Target, bt: int, bn: int, row_bytes: int, warps: int) -> Tile | None:
-    """The tile that reads ``row_bytes`` of an output's codes at once, or fewer."""
-    size = jnp.dtype(p.storage).itemsize
-    x_size = 1 if p.format == "w8a8" else jnp.dtype(p.dtype).itemsize
+def _tile(p: Problem, target: Target, bt: int, bn: int, warps: int, row: int) -> Tile:
+    """A tile that reads up to ``row`` bytes of each output's codes at once."""
+    size, x_size = jnp.dtype(p.storage).itemsize, jnp.dtype("int8" if p.format == "w8a8" else p.dtype).itemsize
     columns = p.padded // p.parts
-    bk = row_bytes // size * 2 // max(2, x_size) // (2 if p.format == "int2" else 1)
-    while p.group and columns % bk:
+    bk = row // max(size, x_size // 2) // (1 if p.parts < 4 else 2)
+    if bt > 16:
         bk //= 2
-    stage = bk * (bn * size + bt * p.parts * x_size)
-    room = target.shared_bytes // (3 if bt <= 16 else 2)
-    while stage * 2 > room and bk > 32:
-        bk, stage = bk // 2, stage // 2
+    room = target.shared_bytes // (3 if bt <= 16 else 2 if bt <= 64 else 1)
+    stage = bn * size + bt * p.parts * x_size  # bytes for each column
+    while (p.group and columns % bk) or (2 * stage * bk > room and bk > 32):
+        bk //= 2
     steps = triton.cdiv(columns, bk)
     programs = triton.cdiv(p.T, bt) * triton.cdiv(p.out, bn)
+    # Splits, while there are programs too few for all cores, until partial sums are as many bytes as the codes.
     splits = 1
-    while programs * splits * 2 <= 4 * target.cores and splits * 4 <= steps and splits * 2 * 8 * p.T <= columns * size:
+    while 2 * splits * programs <= 4 * target.cores and 4 * splits <= steps and 16 * splits * p.T <= columns * size:
         splits *= 2
-    stages = max(2, min(4, room // stage, triton.cdiv(steps, splits) + 1))
+    stages = max(2, min(4, room // (stage * bk), triton.cdiv(steps, splits) + 1))
     return {"bt": bt, "bn": bn, "bk": bk, "splits": splits, "warps": warps, "stages": stages}
 
 
@@ -83,6 +83,7 @@ def run(
         x, token_scales = quantise_tokens(x)
     if p.format == "fp8":  # Triton knows no e4m3 before sm_89
         codes = lax.bitcast_convert_type(codes, jnp.uint8)
+    sums = group_sums(p, x) if p.zeros and tile["bt"] > _FEW else None
     columns, splits = codes.shape[1], tile["splits"]
     constants = {
         "T": p.T,
@@ -92,6 +93,7 @@ def run(
         "FORMAT": p.format,
         "GROUP": p.group,
         "ZEROS": p.zeros,
+        "SUMS": sums is not None,
         "BT": tile["bt"],
         "BN": tile["bn"],
         "BK": tile["bk"],
@@ -100,16 +102,17 @@ def run(
     grid = (triton.cdiv(p.T, tile["bt"]), triton.cdiv(p.out, tile["bn"]), splits)
     out = jax.ShapeDtypeStruct((splits, p.T, p.out), jnp.float32)
     launch = Launch(_matmul, grid, (out,), constants, num_warps=tile["warps"], num_stages=tile["stages"])
-    (y,) = launcher(launch, x, codes, codes if scales is None else scales, codes if zeros is None else zeros)
+    (y,) = launcher(launch, x, codes, *(codes if a is None else a for a in (scales, zeros, sums)))
     y = y[0] if splits == 1 else jnp.sum(y, axis=0)
     return y if token_scales is None else y * token_scales[:, None]
 
 
 @triton.jit
 def _matmul(
-    x_ptr, codes_ptr, scales_ptr, zeros_ptr, out_ptr,
+    x_ptr, codes_ptr, scales_ptr, zeros_ptr, sums_ptr, out_ptr,
     T: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FORMAT: tl.constexpr,
-    GROUP: tl.constexpr, ZEROS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PIECE: tl.constexpr,
+    GROUP: tl.constexpr, ZEROS: tl.constexpr, SUMS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PIECE: tl.constexpr,
 ):  # fmt: skip
     """Tokens are the fastest dimension of the grid: all that need a tile of the weight run together."""
     row = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
@@ -118,6 +121,7 @@ def _matmul(
     acc = tile_dot(
         x_ptr, row, row < T, codes_ptr, scales_ptr, zeros_ptr, tl.minimum(n, OUT - 1), first,
         tl.minimum(first + PIECE, COLUMNS), OUT, WIDTH, COLUMNS, FORMAT, GROUP, ZEROS, BT, BN, BK,
+        sums_ptr if SUMS else None,
     )  # fmt: skip
     place = (tl.program_id(2) * T + row[None, :]) * OUT + n[:, None]
     tl.store(out_ptr + place, acc, mask=(row[None, :] < T) & (n[:, None] < OUT))
