@@ -28,25 +28,42 @@ _MERGED = 64  # dimensions of a head that one program of the merge takes
 
 
 def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
-    """``m``: queries times heads of a program; ``t``: keys at a time; ``splits`` of a context; ``warps``, ``stages``."""
+    """``m``: queries times heads a program; ``t``: keys at once; ``splits`` of a context; ``warps``; ``stages``."""
     p = problem
     if "bits" in (p.k_format, p.v_format):
         raise NotImplementedError("pools of bit patterns exist on CPU only")
     if p.D % max(_PARTS[p.k_format], _PARTS[p.v_format]):
         raise NotImplementedError(f"codes are read 16 bits at a time: they do not hold whole heads of {p.D}")
-    # What fits the registers: before Hopper, matrix instructions take both operands from there.
-    wide = p.D > 128 or p.dtype == "float32"
-    early = target.capability < 90
-    m = min(max(16, triton.next_power_of_2(p.Q * p.G)), 128 if not wide else 32 if early else 64)
+    m, t, warps = _tile(p, target.capability)
+    splits = _splits(p, m, target)
+    found = [{"m": m, "t": t, "splits": splits, "warps": warps, "stages": 3}]
+    changes = [{"t": 2 * t}, {"t": t // 2}, {"warps": 2 * warps}, {"warps": warps // 2}, {"stages": 2}, {"stages": 4}]
+    changes += [{"splits": 2 * splits}, {"splits": splits // 2}] if splits > 1 else []
+    if m >= 64:
+        changes.append({"m": m // 2, "splits": _splits(p, m // 2, target), "warps": max(4, warps // 2)})
+    for change in changes:
+        tile = {**found[0], **change}
+        keys = (tile["stages"] - 1) * tile["t"] * (_row_bytes(p, p.k_format) + _row_bytes(p, p.v_format))
+        if tile["t"] >= 16 and keys + 4 * tile["m"] * p.D <= target.shared_bytes:
+            found.append(tile)
+    return tuple(found)
+
+
+def _tile(problem: Problem, capability: int) -> tuple[int, int, int]:
+    """m, t and warps that spill no register: before Hopper, matrix instructions take both operands from registers;
+    those of f32 are no matrix instructions."""
+    p, early = problem, capability < 90
+    m = max(16, triton.next_power_of_2(p.Q * p.G))
+    if p.dtype == "float32":
+        return min(m, 32), 16, 8
+    if p.D > 128:
+        m = min(m, 32 if early else 64)
     if m <= 32:
-        row = max(_row_bytes(p, p.k_format), _row_bytes(p, p.v_format))
-        t, warps = min(max(16384 // row, 32), 128), 4
-    else:
-        t = 32 if wide or (early and (p.k_format, p.v_format) != ("same", "same")) else 64
-        warps = 4 if m == 64 and not wide else 8
-    default = m, t, _splits(p, m, target), warps, 3
-    found = {default: None}
-    return tuple(dict(zip(("m", "t", "splits", "warps", "stages"), x, strict=True)) for x in found)
+        return m, min(max(16384 // max(_row_bytes(p, p.k_format), _row_bytes(p, p.v_format)), 32), 128), 4
+    if p.D > 128:
+        return m, 32, 8
+    codes = (p.k_format, p.v_format) != ("same", "same")
+    return min(m, 128), 32 if early and codes else 64, 4 if m == 64 else 8
 
 
 def _row_bytes(problem: Problem, format: str) -> int:
