@@ -16,20 +16,28 @@ from jax import lax
 from pallas_kernels.launch import Launch, Launcher
 from pallas_kernels.moe_matmul.problem import Problem
 from pallas_kernels.quant_matmul import triton as quant_matmul
-from pallas_kernels.quant_matmul.activations import quantise_tokens
+from pallas_kernels.quant_matmul.activations import group_sums, quantise_tokens
 from pallas_kernels.quant_matmul.tile_dot import tile_dot
 from pallas_kernels.target import Target
 from pallas_kernels.tuning import Tile
 
+_FEW = 16  # rows of a tile up to which the tensor cores sum x
 _TOGETHER = 8  # tiles of rows that run beside each other for all outputs: their x, and a weight they share, stay in L2
 
 
 def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
-    """Those of ``quant_matmul`` for the rows that an expert has if all have the same, without its splits."""
-    rows = triton.cdiv(problem.T, max(1, problem.E))
-    found = quant_matmul.tiles(dataclasses.replace(problem.expert, T=rows), target)
-    bare = [{name: value for name, value in tile.items() if name != "splits"} for tile in found]
-    return tuple(tile for i, tile in enumerate(bare) if tile not in bare[:i])
+    """Those of ``quant_matmul`` for the rows that an expert has if all have the same, and for half of them, without
+    splits: the experts are programs enough. Of many rows half come first: an expert's last tile is seldom full."""
+    rows = max(2, triton.cdiv(problem.T, max(1, problem.E)))
+    routed = min(problem.T, problem.E)
+    found: list[Tile] = []
+    for count in (rows, rows // 2) if rows <= 64 else (rows // 2, rows):
+        alike = dataclasses.replace(problem.expert, T=count, out=routed * problem.out)
+        for tile in quant_matmul.tiles(alike, target):
+            bare = {name: value for name, value in tile.items() if name != "splits"}
+            if bare not in found:
+                found.append(bare)
+    return tuple(found)
 
 
 def run(
@@ -52,6 +60,7 @@ def run(
         token_scales = jnp.where(jnp.arange(p.T) < jnp.sum(group_sizes), token_scales, 0)
     if p.format == "fp8":  # Triton knows no e4m3 before sm_89
         codes = lax.bitcast_convert_type(codes, jnp.uint8)
+    sums = group_sums(p, x) if p.zeros and bt > _FEW else None
     constants = {
         "E": p.E,
         "EXPERTS": triton.next_power_of_2(p.E + 1),
@@ -63,6 +72,7 @@ def run(
         "GROUP": p.group,
         "SCALES": p.out * (p.padded // p.group if p.group else 1),
         "ZEROS": p.zeros,
+        "SUMS": sums is not None,
         "BT": bt,
         "BN": tile["bn"],
         "BK": tile["bk"],
@@ -74,8 +84,8 @@ def run(
     grid = (most * triton.cdiv(p.out, tile["bn"]),)
     out = jax.ShapeDtypeStruct((p.T, p.out), jnp.float32)
     launch = Launch(_moe_matmul, grid, (out,), constants, num_warps=tile["warps"], num_stages=tile["stages"])
-    scales, zeros = (codes if a is None else a for a in (scales, zeros))
-    (y,) = launcher(launch, x, codes, scales, zeros, group_sizes)
+    operands = (codes if a is None else a for a in (scales, zeros, sums))
+    (y,) = launcher(launch, x, codes, *operands, group_sizes)
     return y if token_scales is None else y * token_scales[:, None]
 
 
@@ -94,10 +104,11 @@ def _rows(tile, group_sizes_ptr, E: tl.constexpr, EXPERTS: tl.constexpr, T: tl.c
 
 @triton.jit
 def _moe_matmul(
-    x_ptr, codes_ptr, scales_ptr, zeros_ptr, group_sizes_ptr, out_ptr,
+    x_ptr, codes_ptr, scales_ptr, zeros_ptr, sums_ptr, group_sizes_ptr, out_ptr,
     E: tl.constexpr, EXPERTS: tl.constexpr, T: tl.constexpr, OUT: tl.constexpr, WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
-    BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, TOGETHER: tl.constexpr,
+    SUMS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):  # fmt: skip
     SPAN: tl.constexpr = TOGETHER * ((OUT + BN - 1) // BN)
     base = tl.program_id(0) // SPAN * TOGETHER
@@ -114,6 +125,7 @@ def _moe_matmul(
                 x_ptr, row, row < end, codes_ptr + e * OUT * COLUMNS, scales_ptr + e * SCALES, zeros_ptr + e * SCALES,
                 tl.minimum(n, OUT - 1), 0, COLUMNS,
                 OUT, WIDTH, COLUMNS, FORMAT, GROUP, ZEROS, BT, BN, BK,
+                sums_ptr if SUMS else None,
             )  # fmt: skip
         mask = (row[None, :] < end) & (n[:, None] < OUT)
         tl.store(out_ptr + row[None, :] * OUT + n[:, None], acc, mask=mask)
