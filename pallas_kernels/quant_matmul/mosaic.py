@@ -29,6 +29,7 @@ from pallas_kernels.tuning import Tile
 from pallas_kernels.warpgroup import COMPILER_PARAMS, Transposed, Warpgroup, swizzled
 
 _TOKENS = 64  # more belong on the M side
+_NARROW, _UNROLLED = 32, 64 * 256  # tokens of the tall tile, bytes of a step: more of either would spill registers
 _ONES = {"bfloat16": (0x4300, 128), "float16": (0x6400, 1024)}  # a float whose last bits count ones: bits and value
 
 
@@ -49,12 +50,14 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
         raise NotImplementedError("no inputs")
     steps = p.padded // (2 * p.group)
     found = []
-    for rows in (64, 128):
+    for rows in (64, 128) if _tokens(p) <= _NARROW else (64,):
         for groups in (2, 4, 1):
+            if p.out % rows or steps % groups or rows * groups * p.group > _UNROLLED:
+                continue
+            splits = max(1, min(2 * target.cores // (p.out // rows), steps // groups // 2, 16))
             for stages in (4, 3, 2):
                 shared = _shared_bytes(p, rows, groups, stages)
-                if p.out % rows == 0 and steps % groups == 0 and shared <= target.shared_bytes:
-                    splits = max(1, min(2 * target.cores // (p.out // rows), steps // groups // 2, 16))
+                if shared <= target.shared_bytes:
                     tile = {"rows": rows, "groups": groups, "stages": stages, "splits": splits}
                     found.append((2 * shared > target.shared_bytes, tile))
     return tuple(tile for _, tile in sorted(found, key=lambda pair: pair[0]))  # first what fits a core twice
