@@ -16,7 +16,7 @@ from jaxsqueeze.bench import random_model
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.quant.qtensor import QTensor
-from jaxsqueeze.runner.buckets import decode_sizes, make_buckets
+from jaxsqueeze.runner.buckets import Buckets
 from jaxsqueeze.runner.steps import SCORE_ROWS
 from jaxsqueeze.sched import table_width
 from pallas_kernels.kv_write.problem import Problem as KVWrite
@@ -29,10 +29,9 @@ Found = tuple[str, Any]  # op, problem
 
 
 def problems(
-    cfg: ModelConfig, config: EngineConfig, max_model_len: int, weights: Format | None, dtype: str, platform: str
+    cfg: ModelConfig, config: EngineConfig, buckets: Buckets, max_model_len: int, weights: Format | None, dtype: str
 ) -> list[Found]:
     """Of all buckets, each once. ``weights``: None if they are plain; ``dtype``: of activations, keys and values."""
-    buckets = make_buckets(config, decode_sizes(config.max_slots, platform, dtype))
     found: dict[Found, None] = {}
     for B in buckets.decode:
         found |= dict.fromkeys(_step(cfg, config, max_model_len, weights, dtype, [(B, 1)], {B}))

@@ -21,6 +21,7 @@ from jaxsqueeze.bench.model_problems import problems
 from jaxsqueeze.bench.random_model import SHAPES
 from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.runner.buckets import decode_sizes, make_buckets
 from pallas_kernels import tuning
 from pallas_kernels.quant_matmul.problem import Format
 from pallas_kernels.target import Target
@@ -62,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"tune: {error}", file=sys.stderr)
         return 2
     max_model_len = args.max_model_len or min(cfg.max_position, LONGEST)
+    buckets = make_buckets(config, decode_sizes(config.max_slots, "cuda", "bfloat16"))
     found = [
         p
         for weights in (None, *(args.weights or ("int8", "int4")))
-        for p in problems(cfg, config, max_model_len, weights, "bfloat16", "cuda")
+        for p in problems(cfg, config, buckets, max_model_len, weights, "bfloat16")
     ]
     deadline = time.monotonic() + 60 * args.minutes if args.minutes else None
     return measure(dict.fromkeys(found), Target.of(device), args.out, report.console(), deadline)

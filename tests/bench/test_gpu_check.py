@@ -42,7 +42,7 @@ def run_here(cases) -> dict[str, dict]:
 
 
 def test_every_case_ends_whatever_the_others_do(tmp_path):
-    outcome, said = supervise("gpu_check_cases", tmp_path, stall_s=5)
+    outcome, said = supervise("gpu_check_cases", tmp_path, stall_s=3)
     results = outcome.results
     assert {name: result["state"] for name, result in results.items()} == {
         "one": "done",
@@ -59,7 +59,7 @@ def test_every_case_ends_whatever_the_others_do(tmp_path):
     assert results["fails"]["reason"] == "ValueError: first line"
     assert results["not covered"]["reason"] == "only on Tuesdays"
     assert "ILLEGAL_ADDRESS" in results["loses"]["reason"]
-    assert results["hangs"]["reason"] == "nothing happened for 5 s"
+    assert results["hangs"]["reason"] == "nothing happened for 3 s"
     assert results["dies"]["reason"].startswith("the process ended with code -6: ")
     assert outcome.device == "cpu"
     assert not outcome.note
@@ -90,7 +90,7 @@ def test_the_command_from_a_checkout(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "gpu_check.json").read_text())
     cases = found["parts"]["correctness"]["cases"]
-    assert len(cases) == len(correctness.PROBLEMS)
+    assert len(cases) >= len(correctness.PROBLEMS)
     assert all(case["state"] == "done" and case["error"] <= case["limit"] for case in cases.values())
     assert found["machine"]["command"].startswith("python scripts/gpu_check.py --quick")
     assert "kv_write reference" in done.stdout
@@ -207,7 +207,7 @@ def test_targets_are_met_missed_or_not_measured():
     assert states == {
         "8B bf16 decode, 1 row: bandwidth": ("-", "not measured"),
         "8B int8 decode, 1 row: bandwidth": ("74.0%", "missed"),
-        "8B int4 decode, up to 16 rows: bandwidth": ("-", "not measured"),
+        "8B int4 decode, up to 16 rows (1, 8): bandwidth": ("-", "not measured"),
         "decode attention at 8k, all rows and formats: bandwidth": ("80.0%", "met"),
         "host gap, steps dispatched as served": ("1.0%", "met"),
         "host gap, steps dispatched singly": ("4.0%", "missed"),

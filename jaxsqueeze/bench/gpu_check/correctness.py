@@ -117,11 +117,10 @@ def _case(op: str, name: str, problem: Any, target: Target) -> Case:
         tile = default_tile(op, name, problem, target)
         call = functools.partial(dispatch.call, op, name, problem, tile, target)
         args = kernel_inputs.make(op, problem, fill)
-        return jax.jit(call).lower(*args).compile(), args
+        return jax.jit(call).lower(*args).compile(), args, kernel_check.expected(op, problem, args)
 
     def run(prepared: Any) -> Figures:
-        program, args = prepared
-        want = kernel_check.expected(op, problem, args)
+        program, args, want = prepared
         _poison()
         got = jax.block_until_ready(program(*args))
         verdict = kernel_check.compare(op, problem, got, want)

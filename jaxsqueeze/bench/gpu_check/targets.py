@@ -49,7 +49,7 @@ def judge(ops: list[dict[str, Any]], models: list[dict[str, Any]], top: Mapping[
     return [
         Target("8B bf16 decode, 1 row: bandwidth", 0.80, min(decode("bf16", 1), default=None)),
         Target("8B int8 decode, 1 row: bandwidth", 0.75, min(decode("int8", 1), default=None)),
-        Target("8B int4 decode, up to 16 rows: bandwidth", 0.65, min(decode("int4", 16), default=None)),
+        Target("8B int4 decode, up to 16 rows (1, 8): bandwidth", 0.65, min(decode("int4", 16), default=None)),
         Target("decode attention at 8k, all rows and formats: bandwidth", 0.75, min(attention, default=None)),
         Target("host gap, steps dispatched as served", 0.03, max(gaps["host_gap"], default=None), at_most=True),
         Target("host gap, steps dispatched singly", 0.03, max(gaps["host_gap_single"], default=None), at_most=True),

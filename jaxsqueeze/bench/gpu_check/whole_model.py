@@ -5,6 +5,7 @@ A step's bytes, its weights and the keys and values of its rows, over its time a
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from jaxsqueeze.bench import random_model
@@ -34,6 +35,7 @@ def decoding_cases(
 
 def _case(model: str, weights: str, size: Size, dtype: str, setting: Setting, *, traced: bool) -> Case:
     def run(_: Any) -> Figures:
+        gc.collect()  # the model before this one may still be held by its own cycles
         session = Session(random_model.SHAPES[model], WEIGHTS[weights], size, dtype)
         compile_s = session.compile()
         prefill = session.prefill()
