@@ -17,8 +17,8 @@ from tests.kernels.paged_attention.body import PagedAttentionBody, problem
 from tests.kernels.paged_attention.build import batches, decode
 from tests.kernels.properties import PROPERTY
 
-ROWS = problem(2, 1, 2, 3, 64, 32, 5, "bfloat16", sinks=True)
-VERIFY = problem(2, 3, 1, 3, 128, 16, 9, "float16", window=70, softcap=2.0)
+ROWS = problem(2, 1, 2, 3, 64, 32, 7, "bfloat16", sinks=True)  # four blocks in two splits
+VERIFY = problem(2, 3, 1, 3, 128, 16, 14, "float16", window=150, softcap=2.0)  # up to four blocks in one
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0})
@@ -30,10 +30,11 @@ class TestMosaic(PagedAttentionBody):
     test_formats = test_nothing_to_do = None  # refused: test_what_it_does_not_cover
     # Of float32 and pages of two: here test_ragged_rows has windows, sinks and caps.
     test_window_of_four_over_six_tokens = test_a_sink_takes_its_share_once = test_scores_are_capped_after_scaling = None
-    splits = 2
 
     def attend(self, problem, *arrays):
-        tile = {**mosaic.tiles(problem, H200)[-1], "splits": self.splits}  # the fewest stages: slots come round
+        """By small blocks and the fewest stages: slots come round."""
+        tile = {"keys": 64, "stages": 2, "splits": 1 if problem == VERIFY else 2}
+        assert any(tile == {**other, "splits": tile["splits"]} for other in mosaic.tiles(problem, H200))
         return attend(problem, tuple(tile.items()), *arrays)
 
     @pytest.mark.parametrize("case", [ROWS, VERIFY], ids=["decode, sinks", "verify, window, cap"])
@@ -47,7 +48,7 @@ class TestMosaic(PagedAttentionBody):
 
     @pytest.mark.parametrize("offset", [-1, 0, 1])
     def test_page_and_block_borders(self, offset):
-        for ends in ([32, 64], [96, 128]):
+        for ends in ([64, 96], [128, 192]):
             self.check(decode(ROWS, [end + offset for end in ends]))
 
     def test_head_sizes(self):
@@ -59,13 +60,13 @@ class TestMosaic(PagedAttentionBody):
 
     def test_scores_far_apart_neither_overflow_nor_vanish(self):
         """By queries of 2^13 times the size: the same program."""
-        batch = decode(dataclasses.replace(ROWS, scale=ROWS.scale * 2**13), [160, 100], seed=3)
+        batch = decode(dataclasses.replace(ROWS, scale=ROWS.scale * 2**13), [200, 100], seed=3)
         (q, *arrays), right = batch.arrays(self.junk_in_v)
         out = np.asarray(self.attend(ROWS, q * 2**13, *arrays), np.float64)
-        np.testing.assert_allclose(out, right, rtol=0, atol=1e-3 * np.abs(right).max())
+        np.testing.assert_allclose(out, right, rtol=0, atol=2**-8 * np.abs(right).max())  # bfloat16
 
     def test_nan_of_a_failed_request_stays_in_its_row(self):
-        batch = decode(ROWS, [70, 70])
+        batch = decode(ROWS, [140, 140])
         arrays, right = batch.arrays(self.junk_in_v)
         arrays[1] = arrays[1].at[arrays[3][0, 2]].set(np.nan)
         out = np.asarray(self.attend(batch.problem, *arrays), np.float64)
