@@ -27,11 +27,8 @@ def run(
 
 
 def _integers(x: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
-    """XLA:CPU multiplies fewer than 4 rows of int8 one by one."""
     x, token_scales = quantise_tokens(x)
-    rows = x.shape[0]
-    x = jnp.pad(x, ((0, max(0, 4 - rows) if rows else 0), (0, 0)))
-    return _dot(x, codes, jnp.int32)[:rows].astype(jnp.float32) * token_scales[:, None] * scales
+    return _dot(x, codes, jnp.int32).astype(jnp.float32) * token_scales[:, None] * scales
 
 
 def _groups(problem: Problem, x: jax.Array, codes: jax.Array, scales: jax.Array, zeros: jax.Array | None) -> jax.Array:
@@ -49,4 +46,8 @@ def _groups(problem: Problem, x: jax.Array, codes: jax.Array, scales: jax.Array,
 
 
 def _dot(x: jax.Array, weight: jax.Array, dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+    """XLA:CPU multiplies fewer than 2 rows of bf16 and 4 of int8 one by one."""
+    rows = x.shape[0]
+    if 0 < rows < 4:
+        x = jnp.pad(x, ((0, 4 - rows), (0, 0)))
+    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)[:rows]
