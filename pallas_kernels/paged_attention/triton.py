@@ -300,13 +300,14 @@ def _attend(
             acc2 = tl.dot(weight, _part(v, 2, V_BITS, dtype), acc2 * shrink[:, None], input_precision="ieee")
             acc3 = tl.dot(weight, _part(v, 3, V_BITS, dtype), acc3 * shrink[:, None], input_precision="ieee")
 
-    lse = (peak + tl.log2(total)) * 0.6931471805599453  # nothing seen: -inf
-    divisor = tl.where(total == 0, 1.0, total) / V_UNIT
+    seen_none = total == 0
+    total = tl.where(seen_none, 1.0, total)
+    lse = tl.where(seen_none, float("-inf"), (peak + tl.log2(total)) * 0.6931471805599453)
+    divisor = (total / V_UNIT)[:, None]
     row += split.to(tl.int64) * ROWS
     tl.store(lse_ptr + row, lse, mask=here)
     if SPLITS > 1:
         here = here & (lse != float("-inf"))  # the merge reads no others
-    divisor = divisor[:, None]
     if V_PARTS == 1:
         _store(out_ptr, row, here, acc0 / divisor, D, D, V_WIDTH)
     elif V_PARTS == 2:

@@ -25,21 +25,30 @@ def problem(N, Q, K, G, D, page_size, P, dtype="float32", k="same", v="same", **
 CASES = {
     "decode": problem(3, 1, 2, 1, 8, 4, 7, sinks=True),
     "verify, 3 heads share": problem(2, 5, 1, 3, 10, 8, 3, softcap=2.0),
-    "chunk, window, 8 heads share": problem(1, 9, 2, 8, 16, 2, 9, window=3, v="int8"),
-    "pages of one token": problem(2, 6, 2, 1, 8, 1, 13, window=5, softcap=1.5, sinks=True),
-    "many rows, many key blocks": problem(16, 1, 1, 3, 8, 16, 23),
-    "many rows behind a window": problem(16, 1, 1, 2, 8, 16, 23, window=150, k="int8"),
-    "long context": problem(2, 1, 1, 2, 8, 64, 21, k="int4", v="int4"),
-    "bfloat16": problem(4, 1, 3, 3, 64, 16, 5, "bfloat16"),
-    "bfloat16, chunk, window": problem(2, 7, 2, 1, 24, 8, 6, "bfloat16", window=11, sinks=True),
+    "chunk, window, 8 heads share": problem(1, 5, 1, 8, 16, 2, 9, window=3, v="int8"),
+    "pages of one token": problem(2, 4, 2, 1, 8, 1, 13, window=5, softcap=1.5, sinks=True),
+    "many key blocks": problem(4, 1, 1, 3, 8, 16, 17),
+    "many key blocks behind a window": problem(4, 1, 1, 2, 8, 16, 17, window=70, k="int8"),
+    "pages longer than blocks": problem(2, 1, 1, 2, 8, 64, 5, k="int4", v="int4"),
+    "bfloat16": problem(2, 1, 3, 3, 64, 16, 5, "bfloat16"),
+    "bfloat16, chunk, window": problem(2, 5, 2, 1, 24, 8, 6, "bfloat16", window=11, sinks=True),
 }
-FORMATS = ("same", "int8", "int4")
+FORMATS = [
+    ("float32", "same", "same"),
+    ("float32", "int8", "int4"),
+    ("float32", "int4", "int8"),
+    ("bfloat16", "same", "same"),
+    ("bfloat16", "int8", "int8"),
+    ("bfloat16", "int4", "same"),
+    ("bfloat16", "same", "int4"),
+    ("float16", "same", "same"),
+    ("float16", "int8", "int4"),
+]
 
 
 class PagedAttentionBody:
     junk_in_v = np.nan  # V where nothing was written
     same = "same"  # how bfloat16 values are kept
-    key_blocks = 1.0  # share of the long cases' pages that a slow interpreter has time for
 
     def attend(self, problem: Problem, *arrays: jax.Array | None) -> jax.Array:
         raise NotImplementedError
@@ -60,25 +69,22 @@ class PagedAttentionBody:
 
     @pytest.mark.parametrize("name", CASES)
     def test_ragged_rows(self, name):
-        @settings(PROPERTY, max_examples=6)
+        @settings(PROPERTY, max_examples=4)
         @given(batches(CASES[name]))
         def check(batch):
             self.check(batch)
 
         check()
 
-    @pytest.mark.parametrize("v", FORMATS)
-    @pytest.mark.parametrize("k", FORMATS)
-    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    @pytest.mark.parametrize(("dtype", "k", "v"), FORMATS)
     def test_formats(self, dtype, k, v):
         """A decode row beside a verify row, K and V apart."""
         self.check(decode(problem(2, 3, 2, 3, 32, 8, 6, dtype, k, v, scale=32**-0.5), [41, 17]))
 
     @pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
     def test_head_sizes(self, D):
-        self.check(decode(problem(1, 3, 1, 8, D, 16, 4, "bfloat16", "int4", "int8", scale=D**-0.5), [35]))
-        self.check(decode(problem(1, 3, 1, 8, D, 16, 4, "bfloat16", scale=D**-0.5), [35]))
-        self.check(decode(problem(1, 3, 1, 8, D, 16, 4, "float32", "int8", "int4", scale=D**-0.5), [35]))
+        for k, v in (("same", "same"), ("int4", "int8")):
+            self.check(decode(problem(1, 1, 1, 8, D, 16, 4, "bfloat16", k, v, scale=D**-0.5), [35]))
 
     @pytest.mark.parametrize("offset", [-1, 0, 1])
     def test_page_and_block_borders(self, offset):

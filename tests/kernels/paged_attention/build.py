@@ -94,7 +94,7 @@ def decode(problem: Problem, lengths: list[int], seed: int = 0) -> Batch:
 
 @st.composite
 def batches(draw: st.DrawFn, problem: Problem) -> Batch:
-    """Rows of any length up to the table's, some of them masked; queries are the last ones written."""
+    """Rows of any length up to the table's, some of them masked; queries are the last ones written or some of these."""
     p = problem
     lengths, positions = [], np.full((p.N, p.Q), -1, np.int32)
     base = np.zeros(p.N, np.int32)
@@ -110,5 +110,7 @@ def batches(draw: st.DrawFn, problem: Problem) -> Batch:
             live = 0
         length = draw(st.integers(start + live, end)) if live else 0
         positions[n, :live] = np.arange(length - live, length)
+        hidden = draw(st.integers(0, 2**p.Q - 1))
+        positions[n, (hidden >> np.arange(p.Q) & 1) == 1] = -1
         lengths.append(length)
     return Batch(p, lengths, positions, base, draw(st.integers(0, 2**32 - 1)))

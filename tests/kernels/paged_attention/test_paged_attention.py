@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import reference
 from pallas_kernels.paged_attention import triton as triton_kernel
 from pallas_kernels.paged_attention.api import paged_attention
-from pallas_kernels.target import CPU
+from pallas_kernels.target import CPU, H200
 from tests.kernels.interpreter import interpret
-from tests.kernels.paged_attention.body import PagedAttentionBody
+from tests.kernels.paged_attention.body import BOUNDS, PagedAttentionBody, problem
+from tests.kernels.paged_attention.build import decode
 
-REFERENCE = jax.jit(reference.run, static_argnums=0)
+REFERENCE = jax.jit(reference.run, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 
 
 class TestReference(PagedAttentionBody):
@@ -25,14 +27,43 @@ class TestReference(PagedAttentionBody):
 
 
 class TestTriton(PagedAttentionBody):
-    tile = {"m": 16, "t": 32, "splits": 1, "warps": 4, "stages": 2}
+    m, t, splits = 16, 32, 1
 
     def attend(self, problem, *arrays):
-        return triton_kernel.run(problem, self.tile, interpret, *arrays)
+        tile = {"m": self.m, "t": self.t, "splits": self.splits, "warps": 4, "stages": 2}
+        return triton_kernel.run(problem, tile, interpret, *arrays)
 
 
 class TestTritonSplit(TestTriton):
-    tile = {"m": 32, "t": 16, "splits": 3, "warps": 4, "stages": 2}
+    m, t, splits = 32, 16, 3
+    test_formats = test_head_sizes = None  # as with one split
+
+
+def test_every_candidate_tile():
+    """Long table, short row: some splits have no keys."""
+    case = problem(1, 2, 2, 2, 32, 16, 48, "bfloat16", "int8", scale=32**-0.5, window=600)
+    arrays, right = decode(case, [75]).arrays()
+    tiles = triton_kernel.tiles(case, H200)
+    assert len({tile["splits"] for tile in tiles}) > 1
+    for tile in tiles:
+        out = np.asarray(triton_kernel.run(case, tile, interpret, *arrays), np.float64)
+        assert np.linalg.norm(out - right) <= BOUNDS[case.dtype] * np.linalg.norm(right)
+
+
+def test_a_context_is_split_where_rows_are_few():
+    def splits(N: int, P: int, **options) -> int:
+        return triton_kernel.tiles(problem(N, 1, 8, 4, 128, 16, P, "bfloat16", **options), H200)[0]["splits"]
+
+    assert splits(1, 512) > splits(8, 512) > splits(64, 512) == 1
+    assert splits(1, 512) > splits(1, 128) > splits(1, 16) == 1
+    assert splits(1, 512, window=256) == 1
+
+
+def test_what_triton_does_not_cover():
+    with pytest.raises(NotImplementedError, match="bit patterns"):
+        triton_kernel.tiles(problem(1, 1, 1, 1, 8, 4, 7, k="bits"), H200)
+    with pytest.raises(NotImplementedError, match="whole heads of 10"):
+        triton_kernel.tiles(problem(1, 1, 1, 1, 10, 4, 7, v="int4"), H200)
 
 
 def test_what_does_not_fit_is_refused():
