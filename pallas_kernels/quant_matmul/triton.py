@@ -35,7 +35,8 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
         shapes = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]
     else:
         shapes = [(128, 128, 8), (64, 128, 8), (64, 64, 4)]
-        if p.parts == 4 or (p.group == 32 and p.zeros):  # more registers than there are
+        many = p.parts == 2 and target.capability < 90
+        if many or p.parts == 4 or (p.group == 32 and p.zeros):  # more registers than there are
             shapes = shapes[1:]
     found = [_tile(p, target, *shape, row) for shape in shapes for row in (256, 128)]
     for splits in (found[0]["splits"] * 2, found[0]["splits"] // 2):
