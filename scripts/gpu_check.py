@@ -15,6 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jaxsqueeze.bench.gpu_check import command
 
-parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+parser = argparse.ArgumentParser(description=__doc__.split(" From")[0])
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args(), sys.argv[1:]))

@@ -13,8 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout,
 
 from jaxsqueeze.bench import tune_command
 
-parser = argparse.ArgumentParser(
-    description=__doc__.split(":")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-)
+parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
 tune_command.add_arguments(parser)
 sys.exit(tune_command.run(parser.parse_args()))

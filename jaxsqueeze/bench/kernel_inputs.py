@@ -40,6 +40,15 @@ def make(op: str, problem: Any, fill: Fill) -> Args:
     return _MAKERS[op](problem, fill)
 
 
+def shapes(op: str, problem: Any, fill: Fill) -> Args:
+    """Of what ``make`` makes."""
+    if op == "kv_write":
+        return problem.inputs(fill.pages)
+    if op == "paged_attention":
+        return problem.inputs(1 + int(_pages(problem, fill).sum()))
+    return problem.inputs()
+
+
 def _values(seed: int, shape: jax.ShapeDtypeStruct | None, scale: float = 1.0) -> jax.Array | None:
     """Normal values of a float type; all values of an integer type."""
     if shape is None:
@@ -76,10 +85,14 @@ def lengths(problem: Any, fill: Fill) -> np.ndarray:
     return some.astype(np.int32)
 
 
+def _pages(problem: Any, fill: Fill) -> np.ndarray:
+    return -(-lengths(problem, fill) // problem.page_size)
+
+
 def _paged_attention(problem: Any, fill: Fill) -> Args:
     p = problem
     length = lengths(p, fill)
-    used = -(-length // p.page_size)
+    used = _pages(p, fill)
     rng = np.random.default_rng(fill.seed)
     page_ids = rng.permutation(np.arange(1, used.sum() + 1))  # page 0 is nobody's
     table = np.zeros((p.N, p.P), np.int32)

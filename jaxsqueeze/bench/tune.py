@@ -126,12 +126,13 @@ def tune(op: str, problems: Sequence[Any], target: Target, *, rotate_bytes: int 
         }
     results = {name: Result(name) for name in names}
     for i, problem in enumerate(problems):
-        want: Any = None
+        sets, want = _sets(op, problem, rotate_bytes), None
         for name in names:
             if results[name].wrong:
                 continue
             try:
-                want, timed = _measure(op, problem, *loops.pop((name, i)).result(), want)
+                run = timing.Run(loops.pop((name, i)).result(), sets)
+                want, timed = _measure(op, problem, run, want)
             except Exception as error:  # a compiler or the device runtime may raise anything
                 if name == XLA:
                     raise
@@ -139,19 +140,25 @@ def tune(op: str, problems: Sequence[Any], target: Target, *, rotate_bytes: int 
                 results[name] = Result(name, wrong=f"{type(error).__name__}: {first}")
             else:
                 results[name] = Result(name, (*results[name].times, timed))
+            if CARRIED.get(op):  # what was updated in place is gone
+                sets = _sets(op, problem, rotate_bytes)
     return Tuned(op, problems[0].key, tuple(results.values()))
 
 
-def _build(op: str, problem: Any, name: Candidate, target: Target, rotate_bytes: int) -> tuple[timing.Loop, int]:
-    """The loop and how many sets of arguments it takes."""
-    args = jax.eval_shape(functools.partial(kernel_inputs.make, op, problem, Fill(0)))
+def _sets(op: str, problem: Any, rotate_bytes: int) -> list[timing.Args]:
+    copies = timing.copies_needed(kernel_inputs.shapes(op, problem, Fill(0)), rotate_bytes)
+    return [kernel_inputs.make(op, problem, Fill(seed)) for seed in range(copies)]
+
+
+def _build(op: str, problem: Any, name: Candidate, target: Target, rotate_bytes: int) -> timing.Loop:
+    args = kernel_inputs.shapes(op, problem, Fill(0))
     copies = timing.copies_needed(args, rotate_bytes)
     call = functools.partial(dispatch.call, op, name.implementation, problem, dict(name.tile), target)
     floor = kernel_cost.cost(op, problem, Fill(0)).floor_us(target)
-    return timing.build(call, args, copies, carried=CARRIED.get(op, 0), floor_us=floor), copies
+    return timing.build(call, args, copies, carried=CARRIED.get(op, 0), floor_us=floor)
 
 
-def _measure(op: str, problem: Any, loop: timing.Loop, copies: int, want: Any) -> tuple[Any, Timing]:
+def _measure(op: str, problem: Any, run: timing.Run, want: Any) -> tuple[Any, Timing]:
     """``want``: XLA's result; None: this is XLA. Returns it, and the time. Raises ArithmeticError for another one."""
 
     def check() -> None:
@@ -159,7 +166,6 @@ def _measure(op: str, problem: Any, loop: timing.Loop, copies: int, want: Any) -
         if not verdict.right:
             raise ArithmeticError(f"{verdict}, against XLA's own code")
 
-    run = timing.Run(loop, [kernel_inputs.make(op, problem, Fill(seed)) for seed in range(copies)])
     if want is None:
         return jax.tree.map(np.asarray, run.results()), run.time(seconds=SECONDS)
     check()

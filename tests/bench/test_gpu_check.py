@@ -97,6 +97,13 @@ def test_the_command_from_a_checkout(tmp_path):
     assert "not measured" in done.stdout
 
 
+def test_a_cpu_is_not_taken_for_a_gpu(tmp_path):
+    command = [sys.executable, ROOT / "scripts/gpu_check.py", "--part", "speed", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "speed: the process ended with code 1: jax sees no GPU here: see that nvidia-smi lists one" in done.stdout
+
+
 def test_ops_and_ceilings_are_timed(tmp_path):
     results = run_here(speed.cases(Setting(CPU, True, tmp_path)))
     assert [r["state"] for r in results.values()] == ["done"] * len(results)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxsqueeze.bench.kernel_check import compare, expected
 from jaxsqueeze.bench.kernel_cost import Cost, cost
-from jaxsqueeze.bench.kernel_inputs import Fill, group_sizes, lengths, make
+from jaxsqueeze.bench.kernel_inputs import Fill, group_sizes, lengths, make, shapes
 from pallas_kernels import dispatch
 from pallas_kernels.kv_write.problem import Problem as KVWrite
 from pallas_kernels.moe_matmul.problem import Problem as MoE
@@ -52,9 +52,9 @@ def run():
 def test_inputs_fit_the_problem_and_plain_jax_passes(name, run):
     op, problem = PROBLEMS[name]
     args, got, want = run(name)
-    pages = {"paged_attention": 1, "kv_write": 0}.get(op)
-    shapes = problem.inputs() if pages is None else problem.inputs(len(args[pages]))
-    described = [[None if x is None else (x.shape, x.dtype) for x in arrays] for arrays in (args, shapes)]
+    described = [
+        [None if x is None else (x.shape, x.dtype) for x in arrays] for arrays in (args, shapes(op, problem, FILL))
+    ]
     assert described[0] == described[1]
     assert compare(op, problem, got, want).right
 

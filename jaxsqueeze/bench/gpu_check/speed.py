@@ -93,7 +93,7 @@ def _case(timed: Timed, name: str, setting: Setting) -> Case:
         choice = dispatch.choose(op, problem, target, False)
         tile = choice.tile if choice.implementation == name else dispatch.tiles(op, name, problem, target)[0]
         call = functools.partial(dispatch.call, op, name, problem, tile, target)
-        args = jax.eval_shape(functools.partial(kernel_inputs.make, op, problem, Fill(0)))
+        args = kernel_inputs.shapes(op, problem, Fill(0))
         copies = 2 if setting.quick else timing.copies_needed(args)
         loop = timing.build(call, args, copies, carried=carried, floor_us=least.floor_us(target))
         return loop, copies, {"tile": dict(tile), "chosen": choice.implementation == name}

@@ -55,7 +55,7 @@ def _case(model: str, weights: str, size: Size, dtype: str, setting: Setting, *,
                     "spread": figures.spread,
                 }
             )
-        profile = trace.of(session, size.rows[0], setting.out) if traced else {}
+        profile = _profile(session, size.rows[0], setting) if traced else {}
         return {
             "model": model,
             "weights": weights,
@@ -67,3 +67,10 @@ def _case(model: str, weights: str, size: Size, dtype: str, setting: Setting, *,
         }
 
     return Case(f"{model} {weights}", lambda: None, run)
+
+
+def _profile(session: Session, rows: int, setting: Setting) -> Figures:
+    try:
+        return trace.of(session, rows, setting.out)
+    except Exception as error:  # a profiler that does not work must not cost the figures
+        return {"no_trace": f"{type(error).__name__}: {error}"[:300]}

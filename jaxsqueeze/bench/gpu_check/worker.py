@@ -32,6 +32,8 @@ def main(module: str, log: str, out: str, quick: str, batch: str, skip: str) -> 
     """Runs the cases of ``module`` that the JSON list ``skip`` does not name. ``quick``: "quick" or ""; ``batch``: how
     many cases are compiled together."""
     target = Target.of(jax.devices()[0])
+    if target.platform == "cpu" and not quick:
+        sys.exit("jax sees no GPU here: see that nvidia-smi lists one and jax has its CUDA plug-in, or give --quick")
     setting = Setting(target, bool(quick), Path(out))
     known = set(json.loads(skip))
     with open(log, "a", encoding="utf-8") as lines:
