@@ -53,7 +53,7 @@ def _quant_matmul() -> list[QuantMatmul]:
         return QuantMatmul(tokens, out, width, "bfloat16", format, group, scale_dtype=scale_dtype, **more)
 
     return [
-        *(problem(tokens, format, group) for format, group in _COMMON for tokens in (1, 16, 256)),
+        *(problem(tokens, format, group) for format, group in _COMMON for tokens in (1, 16, 64, 256)),
         *(problem(tokens, format, group, **more) for format, group, more in _OTHER for tokens in (1, 256)),
         *(problem(1, format, group, *shape) for format, group in _COMMON for shape in ((4096, 14336), (128256, 4096))),
     ]

@@ -37,6 +37,8 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
             bare = {name: value for name, value in tile.items() if name != "splits"}
             if bare not in found:
                 found.append(bare)
+    if problem.parts == 2 and target.capability < 90:
+        found.sort(key=lambda tile: tile["bt"] == tile["bn"])  # square tiles come last: they spill registers
     return tuple(found)
 
 
