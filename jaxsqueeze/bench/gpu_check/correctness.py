@@ -1,4 +1,5 @@
-"""Part one: each op by each implementation, on fresh random inputs, against plain JAX in float32 on the CPU.
+"""Part one: each op by each implementation, at its default tile and on fresh random inputs, against plain JAX in
+float32 on the CPU.
 
 Sizes are small and odd: page borders, one token, few and many rows, shared heads, every format. Pages that were never
 written hold NaN, and so does the memory that results are given.
@@ -97,24 +98,22 @@ QUICK = {
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Implementations in turn, so that the first of all problems come before the second of any."""
-    target = setting.target
-    known = dispatch.IMPLEMENTATIONS.get(target.platform, {})
-    found = []
-    for place in range(max(map(len, known.values()), default=0) + 1):
-        for op, problems in PROBLEMS.items():
-            names = (*known.get(op, ()), *((dispatch.REFERENCE,) if target.platform == "cpu" else ()))
-            if place < len(names):
-                some = QUICK[op] if setting.quick else problems()
-                found += [_case(op, names[place], problem, target) for problem in some]
-    return found
+    """The kernels that are tried first come first, and plain JAX, which serves where no kernel does, last."""
+    known = dispatch.IMPLEMENTATIONS.get(setting.target.platform, {})
+    pairs = [(place, op, name) for op in PROBLEMS for place, name in enumerate(known.get(op, ()))]
+    pairs = [*sorted(pairs, key=lambda pair: pair[0]), *((0, op, dispatch.REFERENCE) for op in PROBLEMS)]
+    return [
+        _case(op, name, problem, setting.target)
+        for _, op, name in pairs
+        for problem in (QUICK[op] if setting.quick else PROBLEMS[op]())
+    ]
 
 
 def _case(op: str, name: str, problem: Any, target: Target) -> Case:
     fill = Fill(secrets.randbits(31), ragged=True, poison=True, pages=PAGES)
 
     def prepare() -> Any:
-        tile = default_tile(op, name, problem, target)
+        tile = dispatch.tiles(op, name, problem, target)[0]
         call = functools.partial(dispatch.call, op, name, problem, tile, target)
         args = kernel_inputs.make(op, problem, fill)
         return jax.jit(call).lower(*args).compile(), args, kernel_check.expected(op, problem, args)
@@ -129,11 +128,6 @@ def _case(op: str, name: str, problem: Any, target: Target) -> Case:
         return {"op": op, "implementation": name, "error": verdict.error, "limit": verdict.limit}
 
     return Case(f"{op} {name}: {problem.key}", prepare, run)
-
-
-def default_tile(op: str, name: str, problem: Any, target: Target) -> dict[str, int]:
-    """The first of the implementation's tiles. Raises NotImplementedError, with the reason, where it has none."""
-    return dict(dispatch.tiles(op, name, problem, target)[0])
 
 
 def _poison() -> None:
