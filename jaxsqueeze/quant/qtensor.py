@@ -6,10 +6,10 @@ import math
 
 import jax
 from flax import struct
+
 from pallas_kernels.quant_matmul import packing
 from pallas_kernels.quant_matmul.api import quant_matmul
 from pallas_kernels.quant_matmul.problem import Format
-
 from pallas_kernels.target import Target
 
 
