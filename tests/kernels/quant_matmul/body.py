@@ -1,0 +1,168 @@
+"""What every implementation of quant_matmul has to do. Subclass and give ``matmul``."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pallas_kernels.quant_matmul.problem import Problem
+from tests.kernels.properties import PROPERTY
+
+Kind = tuple[str, int, bool]  # format, group, zero points
+
+PER_OUTPUT: list[Kind] = [(format, 0, False) for format in ("bf16", "int8", "fp8", "w8a8")]
+PER_GROUP: list[Kind] = [(f, group, z) for f in ("int4", "int2") for group in (32, 64, 128) for z in (False, True)]
+DTYPES = ("bfloat16", "float32", "float16")
+
+
+def kinds_of(*formats: str) -> list[Kind]:
+    return [kind for kind in PER_OUTPUT + PER_GROUP if kind[0] in formats]
+
+
+def make_problem(kind: Kind, T: int, out: int, width: int, dtype: str = "bfloat16", scales: str = "float16") -> Problem:
+    format, group, zeros = kind
+    return Problem(T, out, width, dtype, format, group, zeros, scales if group else "float32")
+
+
+def random_weight(p: Problem, rng: np.random.Generator) -> list[np.ndarray | None]:
+    """Codes of all kinds (of e4m3 no NaN), scales of both signs, zero points that are fractions."""
+    _, codes, scales, zeros = p.inputs()
+    if p.format == "bf16":
+        return [rng.normal(size=codes.shape).astype(codes.dtype), None, None]
+    filled = rng.integers(0, 256, codes.shape, np.uint8)
+    if p.format == "fp8":
+        filled = np.where(filled & 0x7F == 0x7F, 1, filled).astype(np.uint8)
+    return [
+        filled.view(codes.dtype),
+        (rng.normal(size=scales.shape) * 0.01).astype(scales.dtype),
+        zeros and rng.uniform(0, 16 if p.format == "int4" else 4, zeros.shape).astype(zeros.dtype),
+    ]
+
+
+def expanded(p: Problem, codes: np.ndarray, scales: np.ndarray | None, zeros: np.ndarray | None) -> np.ndarray:
+    """f64[out, width]: the weight, code by code as documented."""
+    if p.group == 0:
+        return codes.astype(np.float64) * (1 if scales is None else scales.astype(np.float64)[:, None])
+    bits = {"int4": 4, "int2": 2}[p.format]
+    columns = codes.shape[1]
+    weight = np.zeros((p.out, p.width))
+    for k in range(p.width):
+        u = (codes[:, k % columns] >> (bits * (k // columns)) & (2**bits - 1)).astype(np.float64)
+        zero = 2 ** (bits - 1) if zeros is None else zeros[k // p.group].astype(np.float64)
+        weight[:, k] = (u - zero) * scales[k // p.group].astype(np.float64)
+    return weight
+
+
+def rounded_tokens(x: np.ndarray) -> np.ndarray:
+    """f64: x as w8a8 takes it; defined in f32, so that ties fall as they do there."""
+    x = x.astype(np.float32)
+    largest = np.abs(x).max(axis=1, keepdims=True, initial=0)
+    with np.errstate(all="ignore"):
+        inverse = np.float32(127) / largest
+        codes = np.round(x * np.where(np.isfinite(inverse), inverse, 0))
+    return codes.astype(np.float64) * (largest * np.float32(1 / 127)).astype(np.float64)
+
+
+class QuantMatmulBody:
+    kinds = PER_OUTPUT + PER_GROUP
+    most = 300  # tokens
+
+    def matmul(self, problem: Problem, *arrays: jax.Array | None) -> jax.Array:
+        raise NotImplementedError
+
+    def bound(self, problem: Problem) -> float:
+        """Of ||y - right|| / ||right||: f32 sums."""
+        return 2e-6
+
+    def check(self, p: Problem, seed: int = 0, x: np.ndarray | None = None) -> None:
+        rng = np.random.default_rng(seed)
+        weight = random_weight(p, rng)
+        if x is None:
+            x = rng.normal(size=(p.T, p.width)).astype(p.dtype)
+        y = self.matmul(p, *(None if a is None else jnp.asarray(a) for a in (x, *weight)))
+        assert y.shape == (p.T, p.out)
+        assert y.dtype == jnp.float32
+        right = (rounded_tokens(x) if p.format == "w8a8" else x.astype(np.float64)) @ expanded(p, *weight).T
+        # Relative to what is summed: a sum may be nearly zero.
+        scale = np.linalg.norm(x.astype(np.float64)) * np.linalg.norm(expanded(p, *weight)) / np.sqrt(p.width)
+        error = np.linalg.norm(np.asarray(y, np.float64) - right)
+        assert error <= self.bound(p) * max(np.linalg.norm(right), scale / 10), (p, error / np.linalg.norm(right))
+
+    @pytest.mark.parametrize("tokens", [0, 1, 3, 8, 17, 65])
+    def test_formats_and_types(self, tokens):
+        if tokens > self.most:
+            tokens = self.most
+        for i, kind in enumerate(self.kinds):
+            self.check(make_problem(kind, tokens, 33, 100, DTYPES[(i + tokens) % 3]), seed=i)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_types_of_x_and_scales(self, dtype):
+        for i, kind in enumerate(self.kinds):
+            self.check(make_problem(kind, 4, 33, 100, dtype, ("float32", "bfloat16", "float16")[i % 3]), seed=i)
+
+    @pytest.mark.parametrize(("out", "width"), [(1, 1), (1, 257), (7, 31), (65, 129), (3, 600)])
+    def test_sizes(self, out, width):
+        for i, kind in enumerate(self.kinds[:: 1 if out == 1 else 3]):
+            self.check(make_problem(kind, 2, out, width), seed=i)
+
+    def test_each_code_is_its_value_exactly(self):
+        """Tokens that each pick one input, scales that are powers of two: nothing may be rounded."""
+        for kind in self.kinds:
+            p = make_problem(kind, min(self.most, 256), 1, 256, "bfloat16")
+            rng = np.random.default_rng(1)
+            codes, scales, zeros = random_weight(p, rng)
+            if p.format != "bf16":
+                codes = np.arange(codes.size, dtype=np.uint8).reshape(codes.shape)
+                if p.format == "fp8":
+                    codes = np.where(codes & 0x7F == 0x7F, 1, codes).astype(np.uint8)
+                codes = codes.view(p.storage)
+                scales = np.full_like(scales, 0.5)
+            if zeros is not None:
+                zeros = np.round(zeros)
+            shift = 3 if self.most < 256 else 0  # tokens 3, 4, ..: both ends of the bytes of each part
+            x = np.eye(p.T, 256, shift * p.T, dtype=ml_dtypes.bfloat16)
+            y = self.matmul(p, *(None if a is None else jnp.asarray(a) for a in (x, codes, scales, zeros)))
+            right = expanded(p, codes, scales, zeros)[:, shift * p.T :][:, : p.T].T
+            np.testing.assert_array_equal(np.asarray(y), right.astype(np.float32), err_msg=str(p))
+
+    def test_what_lies_beyond_the_inputs_is_not_read(self):
+        """Codes of padding are arbitrary, here they would count as a lot."""
+        for kind in self.kinds:
+            if kind[1]:
+                p = make_problem(kind, 3, 5, 40)
+                x, codes, scales, zeros = (np.ones(a.shape, a.dtype) if a else None for a in p.inputs())
+                codes[:] = 255
+                y = self.matmul(p, *(None if a is None else jnp.asarray(a) for a in (x, codes, scales, zeros)))
+                value = (2 ** (8 // p.parts) - 1) - (2 ** (8 // p.parts - 1) if zeros is None else 1)
+                np.testing.assert_allclose(y, np.full((3, 5), 40 * value), rtol=1e-4)
+
+    def test_tokens_of_zeros_and_of_tiny_values(self):
+        for kind in self.kinds:
+            p = make_problem(kind, 3, 5, 64, "float32")
+            x = np.zeros((3, 64), np.float32)
+            x[1] = 1e-42
+            weight = random_weight(p, np.random.default_rng(0))
+            y = np.asarray(self.matmul(p, *(None if a is None else jnp.asarray(a) for a in (x, *weight))))
+            np.testing.assert_array_equal(y[[0, 2]], 0)
+            np.testing.assert_allclose(y[1], 0, atol=1e-38)
+
+    @PROPERTY
+    @given(
+        seed=st.integers(0, 2**32 - 1),
+        tokens=st.integers(0, 20),
+        out=st.integers(1, 9),
+        width=st.integers(1, 70),
+        kind=st.integers(0, 99),
+        dtype=st.sampled_from(DTYPES[:2]),
+        power=st.sampled_from([-20, 0, 20]),
+    )
+    def test_equals_the_float64_sum(self, seed, tokens, out, width, kind, dtype, power):
+        p = make_problem(self.kinds[kind % len(self.kinds)], tokens, out, width, dtype)
+        x = (np.random.default_rng(seed).normal(size=(tokens, width)) * 10.0**power).astype(dtype)
+        x[:, ::3] *= 0
+        self.check(p, seed, x)
