@@ -6,8 +6,10 @@ sees, ``t`` at a time, through the page table, with a running maximum and sum (F
 are too few to fill the device, ``splits`` programs share the keys evenly (Flash-Decoding, Dao et al. 2023): each writes
 its own softmax average in f32 and its natural-log-sum-exp, and the second kernel weighs them.
 
-Codes become exact values of q's dtype in registers; their scales, constant along a head, multiply the columns of the
-scores and of the weights instead. Inside, scores are in units of log 2, so that one instruction exponentiates.
+Codes become exact values of q's dtype in registers, 16 bits of them at a time: there is an instruction that reads
+transposed 16-bit elements from shared memory, and none for bytes. So a key is several interleaved parts, each with a
+matrix product of its own. Their scales, constant along a head, multiply the columns of the scores and of the weights
+instead. Inside, scores are in units of log 2, so that one instruction exponentiates.
 """
 
 from __future__ import annotations
@@ -223,7 +225,7 @@ def _attend(
     start = first // T + split * share
     stop = tl.minimum(start + share, stop)
 
-    # Part i of K holds dimensions START[i], START[i] + STEP, ...
+    # 16 bits hold codes of dimensions 2 d, 2 d + 1 (8 bits), or 2 d, D / 2 + 2 d, 2 d + 1, D / 2 + 2 d + 1 (4 bits).
     if K_BITS == 0:
         K_ROW: tl.constexpr = D
         q0 = _load(q_ptr, row, here, D, 1, D, K_WIDTH)
