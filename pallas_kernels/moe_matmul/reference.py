@@ -39,7 +39,9 @@ def run(
         end = ends[e]
         first = end - group_sizes[e] + (i - last_tiles[e] + -(-group_sizes[e] // rows)) * rows
         start = jnp.minimum(first, len(x) - rows)
-        weight = (None if a is None else lax.dynamic_index_in_dim(a, e, keepdims=False) for a in (codes, scales, zeros))
+        # Tied to the step, all experts' weights are not converted before the loop, where XLA:CPU needs another type.
+        _, *weights = lax.optimization_barrier((i, codes, scales, zeros))
+        weight = (None if a is None else lax.dynamic_index_in_dim(a, e, keepdims=False) for a in weights)
         new = reference.run(expert, lax.dynamic_slice_in_dim(x, start, rows), *weight)
         row = (start + jnp.arange(rows))[:, None]
         old = lax.dynamic_slice_in_dim(y, start, rows)
