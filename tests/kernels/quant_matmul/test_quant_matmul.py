@@ -2,57 +2,154 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from pallas_kernels.quant_matmul import integers, reference
+from pallas_kernels import dispatch
+from pallas_kernels.quant_matmul import integers, packing, reference
 from pallas_kernels.quant_matmul import triton as triton_kernel
+from pallas_kernels.quant_matmul.activations import digits
+from pallas_kernels.quant_matmul.api import quant_matmul
+from pallas_kernels.quant_matmul.problem import Problem
 from pallas_kernels.target import A100, CPU, H200
 from tests.kernels.interpreter import interpret
-from tests.kernels.quant_matmul.body import PER_GROUP, PER_OUTPUT, QuantMatmulBody, kinds_of, make_problem
+from tests.kernels.quant_matmul.body import QuantMatmulBody, kinds_of, make_problem, random_weight
+
+COMPILED = functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+REFERENCE = COMPILED(reference.run)
+INTEGERS = COMPILED(lambda problem, *arrays: integers.run(problem, integers.tiles(problem, CPU)[0], None, *arrays))
 
 
 class TestReference(QuantMatmulBody):
+    share = 3
+
     def matmul(self, problem, *arrays):
-        return reference.run(problem, *arrays)
+        return REFERENCE(problem, *arrays)
 
     def bound(self, problem):
-        """Of many tokens the weight is rounded to x's type."""
-        rounded = problem.group and problem.T > reference.PARTIALS and problem.dtype == "bfloat16"
-        return 4e-3 if rounded else 1e-3 if problem.group and problem.T > reference.PARTIALS else super().bound(problem)
+        """Of many tokens the weight of groups is rounded to x's type."""
+        rounding = {"bfloat16": 2**-9, "float16": 2**-12, "float32": 0}[problem.dtype]
+        return super().bound(problem) + (rounding if problem.group and problem.T > reference.PARTIALS else 0)
 
 
 class TestIntegers(QuantMatmulBody):
     kinds = kinds_of("int8", "int4", "int2")
     most = integers.MOST
+    share = 6
 
     def matmul(self, problem, *arrays):
-        (tile,) = integers.tiles(problem, CPU)
-        return integers.run(problem, tile, None, *arrays)
+        return INTEGERS(problem, *arrays)
 
     def bound(self, problem):
+        """Two digits of x, or three."""
         return super().bound(problem) if problem.dtype == "float32" else 2e-4
 
 
 class TestTriton(QuantMatmulBody):
+    tile = None
+
     def matmul(self, problem, *arrays):
-        return triton_kernel.run(problem, triton_kernel.tiles(problem, H200)[0], interpret, *arrays)
+        tile = self.tile or triton_kernel.tiles(problem, H200)[0]
+        return triton_kernel.run(problem, tile, interpret, *arrays)
 
 
-@pytest.mark.parametrize("kind", PER_OUTPUT + PER_GROUP, ids=str)
+@pytest.mark.parametrize("kind", [*kinds_of("int8", "w8a8"), *kinds_of("int4", "int2")[1::4]], ids=str)
 def test_every_tile_and_split(kind):
-    """Also splits that are uneven or have nothing to do."""
+    """Also splits of unequal work, or of none."""
+    body = TestTriton()
     for tokens, width in ((1, 1100), (20, 300), (70, 260)):
         p = make_problem(kind, tokens, 70, width)
         candidates = triton_kernel.tiles(p, H200) + triton_kernel.tiles(p, A100)
         shapes = {(t["bt"], t["bn"], t["bk"], t["splits"]): t for t in candidates}
-        splits = ({**candidates[0], "splits": n} for n in (3, 5))
+        splits = ({**candidates[0], "splits": n} for n in (3, 13) if tokens == 1)
+        for body.tile in (*shapes.values(), *splits):
+            body.check(p)
 
-        class Tiles(TestTriton):
-            def __init__(self, tile):
-                self.tile = tile
 
-            def matmul(self, problem, *arrays):
-                return triton_kernel.run(problem, self.tile, interpret, *arrays)
+def test_programs_fill_the_device_and_partial_sums_stay_few():
+    def splits(*sizes, kind=("int4", 128, False), target=H200):
+        return triton_kernel.tiles(make_problem(kind, *sizes), target)[0]["splits"]
 
-        for tile in (*shapes.values(), *(splits if tokens == 1 else ())):
-            Tiles(tile).check(p)
+    assert splits(1, 4096, 4096) > 1
+    assert splits(1, 128256, 4096) == 1
+    assert splits(1, 64, 128) == 1
+    assert splits(2048, 4096, 4096) == 1
+    assert splits(64, 1024, 4096) <= splits(1, 1024, 4096)
+
+
+def test_tiles_fit_shared_memory():
+    for kind in kinds_of("bf16", "int8", "int4", "int2"):
+        for tokens in (1, 16, 64, 2048):
+            for target in (H200, A100):
+                p = make_problem(kind, tokens, 4096, 4096)
+                for tile in triton_kernel.tiles(p, target):
+                    x_bytes = tile["bk"] * tile["bt"] * 2 * p.parts
+                    assert x_bytes + tile["bk"] * tile["bn"] * jnp.dtype(p.storage).itemsize <= target.shared_bytes
+                    assert (p.padded // p.parts) % tile["bk"] == 0
+
+
+def test_tuned_tiles_count_tokens_by_powers_of_two():
+    keys = [make_problem(("int4", 64, True), tokens, 8, 64).key for tokens in (5, 7, 8, 9)]
+    assert keys[0] == keys[1] == keys[2] != keys[3]
+    assert keys[0] != make_problem(("int4", 64, False), 8, 8, 64).key
+    assert keys[0] != make_problem(("int4", 32, True), 8, 8, 64).key
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_digits_add_up(count):
+    x = np.random.default_rng(0).normal(size=(5, 333)).astype(np.float32) * np.exp2(np.arange(5) * 20 - 60)[:, None]
+    x_DTI, places, scales_T = digits(jnp.asarray(x, jnp.float32), count)
+    assert np.abs(x_DTI).max() <= 127
+    total = sum(np.asarray(d, np.float64) * place for d, place in zip(x_DTI, places, strict=True))
+    error = np.abs(total * np.asarray(scales_T)[:, None] - x) / np.abs(x).max(axis=1, keepdims=True)
+    assert error.max() < 0.51 / 127 / 254.0 ** (count - 1) + 2**-22
+
+
+def test_dispatch_takes_the_quickest_that_covers_the_case():
+    few, many = (make_problem(("int4", 64, False), tokens, 8, 64) for tokens in (integers.MOST, integers.MOST + 1))
+    assert "integers" in dispatch.explain("quant_matmul", few, CPU)
+    assert "reference" in dispatch.explain("quant_matmul", many, CPU)
+    assert "up to" in dispatch.explain("quant_matmul", many, CPU)
+    assert "reference" in dispatch.explain("quant_matmul", make_problem(("fp8", 0, False), 1, 8, 64), CPU)
+    assert "triton" in dispatch.explain("quant_matmul", few, A100)
+
+
+def test_public_function():
+    p = make_problem(("int4", 32, True), 3, 9, 100)
+    x = np.random.default_rng(0).normal(size=(3, 100)).astype(np.float32)
+    arrays = [jnp.asarray(a) for a in (x, *random_weight(p, np.random.default_rng(1)))]
+    y = jax.jit(functools.partial(quant_matmul, format="int4", target=CPU))(*arrays)
+    right = x @ np.asarray(packing.dequantise(*arrays[1:], "int4", 100)).T
+    np.testing.assert_allclose(y, right, rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused():
+    x, scales = jnp.ones((2, 100)), jnp.ones(7)
+    codes, packed, grouped = jnp.ones((7, 100), jnp.int8), jnp.ones((7, 64), jnp.uint8), jnp.ones((4, 7))
+
+    def multiply(*arrays, format):
+        return quant_matmul(*arrays, format=format, target=CPU)
+
+    assert multiply(x, packed, grouped, format="int4").shape == (2, 7)
+    with pytest.raises(ValueError, match="no format 'int5'"):
+        multiply(x, codes, scales, format="int5")
+    with pytest.raises(ValueError, match="scales should be float32"):
+        multiply(x, codes, scales.astype(jnp.bfloat16), format="int8")
+    with pytest.raises(ValueError, match="scales should be float32"):
+        multiply(x, codes, None, format="int8")
+    with pytest.raises(ValueError, match=r"codes should be int8\[7, 99\]"):
+        multiply(x[:, 1:], codes, scales, format="int8")
+    with pytest.raises(ValueError, match="codes should be int8"):
+        multiply(x, codes.astype(jnp.float32), scales, format="int8")
+    with pytest.raises(ValueError, match=r"groups of \(32, 64, 128\), got 16"):
+        multiply(x, packed, jnp.ones((8, 7)), format="int4")
+    with pytest.raises(ValueError, match=r"zeros should be float32\[4, 7\]"):
+        multiply(x, packed, grouped, grouped[:2], format="int4")
+    with pytest.raises(ValueError, match="groups of"):
+        multiply(x, packed, None, format="int4")
+    with pytest.raises(ValueError, match="groups of 0, got 32"):
+        Problem(2, 7, 100, "float32", "int8", 32)
