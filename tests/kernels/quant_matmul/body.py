@@ -114,7 +114,7 @@ class QuantMatmulBody:
             self.check(make_problem(kind, 2, out, width), seed=i)
 
     def test_each_code_is_its_value(self):
-        """Tokens that pick one input each, scales that are powers of two: nothing has to be rounded, but digits of x."""
+        """Tokens that pick one input each, scales that are powers of two: nothing is rounded but digits of x."""
         for kind in self.some(1, 2):
             p = make_problem(kind, min(self.most, 256), 1, 256)
             codes, scales, zeros = random_weight(p, np.random.default_rng(1))
