@@ -33,14 +33,15 @@ def _paged_attention() -> list[PagedAttention]:
         return PagedAttention(N=N, Q=Q, k_format=k_format, v_format=v_format or k_format, **fields)
 
     return [
-        *(problem(N, 1) for N in (1, 64)),
+        *(problem(N, 1) for N in (1, 8, 64)),
         problem(8, 5),
         problem(8, 32),
         *(problem(N, Q, format) for format in ("int8", "int4") for N, Q in ((8, 1), (8, 32))),
         problem(8, 1, "int8", "int4"),
-        problem(8, 1, D=64),
+        *(problem(N, Q, D=D, K=K) for D, K in ((64, 8), (256, 4)) for N, Q in ((8, 1), (8, 32))),
         problem(8, 1, D=80, K=32, G=1),
-        problem(8, 32, D=256, K=4),
+        problem(8, 1, G=8),
+        problem(8, 32, dtype="float16"),
         problem(8, 32, dtype="float32"),
         problem(8, 32, window=4096, softcap=50.0, sinks=True),
     ]
@@ -53,10 +54,8 @@ def _quant_matmul() -> list[QuantMatmul]:
 
     return [
         *(problem(tokens, format, group) for format, group in _COMMON for tokens in (1, 16, 64, 256)),
-        *(problem(1, format, group, 4096, 14336) for format, group in _COMMON),
         *(problem(tokens, format, group, **more) for format, group, more in _OTHER for tokens in (1, 256)),
-        problem(256, "int4", 32),
-        problem(16, "bf16", 0),
+        *(problem(1, format, group, *shape) for format, group in _COMMON for shape in ((4096, 14336), (128256, 4096))),
     ]
 
 
@@ -68,14 +67,20 @@ def _moe_matmul() -> list[MoEMatmul]:
         return MoEMatmul(tokens, out, width, "bfloat16", format, group, scale_dtype=scale_dtype, E=E)
 
     return [
-        problem(16, "int8", 0, 8, 28672, 4096),
-        *(problem(rows, "int4", 128, 8, 28672, 4096) for rows in (16, 512)),
+        *(problem(rows, format, group, 8, 28672, 4096) for format, group in _COMMON for rows in (16, 512)),
         *(problem(rows, "int4", 128, 128, 1536, 2048) for rows in (64, 2048)),
     ]
 
 
 _COMMON = (("int8", 0), ("int4", 128))  # formats and groups
-_OTHER = (("fp8", 0, {}), ("w8a8", 0, {}), ("int4", 128, {"zeros": True}), ("int2", 64, {}))
+_OTHER = (
+    ("bf16", 0, {}),
+    ("fp8", 0, {}),
+    ("w8a8", 0, {}),
+    ("int4", 128, {"zeros": True}),
+    ("int4", 32, {}),
+    ("int2", 64, {}),
+)
 
 PROBLEMS: dict[str, list[Any]] = {
     "kv_write": _kv_write(),
