@@ -23,7 +23,7 @@ def problem(N, Q, K, G, D, page_size, P, dtype="float32", k="same", v="same", **
 
 
 CASES = {
-    "decode": problem(3, 1, 2, 1, 8, 4, 7, sinks=True),
+    "decode": problem(3, 1, 2, 2, 8, 4, 7, sinks=True),
     "verify, 3 heads share": problem(2, 5, 1, 3, 10, 8, 3, softcap=2.0),
     "chunk, window, 8 heads share": problem(1, 5, 1, 8, 16, 2, 9, window=3, v="int8"),
     "pages of one token": problem(2, 4, 2, 1, 8, 1, 13, window=5, softcap=1.5, sinks=True),
@@ -81,10 +81,18 @@ class PagedAttentionBody:
         """A decode row beside a verify row, K and V apart."""
         self.check(decode(problem(2, 3, 2, 3, 32, 8, 6, dtype, k, v, scale=32**-0.5), [41, 17]))
 
-    @pytest.mark.parametrize("D", [64, 80, 96, 128, 256])
-    def test_head_sizes(self, D):
-        for k, v in (("same", "same"), ("int4", "int8")):
-            self.check(decode(problem(1, 1, 1, 8, D, 16, 4, "bfloat16", k, v, scale=D**-0.5), [35]))
+    @pytest.mark.parametrize(
+        ("D", "k", "v"),
+        [
+            (64, "same", "int8"),
+            (80, "same", "int4"),
+            (96, "int4", "same"),
+            (128, "int8", "int4"),
+            (256, "int4", "same"),
+        ],
+    )
+    def test_head_sizes(self, D, k, v):
+        self.check(decode(problem(1, 1, 1, 8, D, 16, 4, "bfloat16", k, v, scale=D**-0.5), [35]))
 
     @pytest.mark.parametrize("offset", [-1, 0, 1])
     def test_page_and_block_borders(self, offset):
@@ -112,7 +120,9 @@ class PagedAttentionBody:
         """Its keys are NaN: its result says so, its neighbour's does not."""
         batch = decode(problem(2, 2, 1, 1, 8, 4, 7), [20, 20])
         arrays, right = batch.arrays(self.junk_in_v)
-        arrays[1] = arrays[1].at[arrays[3][0, 2]].set(np.nan)
+        k_pages = np.array(arrays[1])
+        k_pages[np.asarray(arrays[3])[0, 2]] = np.nan
+        arrays[1] = jnp.asarray(k_pages)
         out = np.asarray(self.attend(batch.problem, *arrays))
         assert np.isnan(out[0]).all()
         np.testing.assert_allclose(out[1], right[1], atol=1e-5)
