@@ -50,6 +50,7 @@ class TestIntegers(QuantMatmulBody):
 
 
 class TestTriton(QuantMatmulBody):
+    share = 2
     tile = None
 
     def matmul(self, problem, *arrays):
@@ -57,17 +58,19 @@ class TestTriton(QuantMatmulBody):
         return triton_kernel.run(problem, tile, interpret, *arrays)
 
 
-@pytest.mark.parametrize("kind", [*kinds_of("int8", "w8a8"), *kinds_of("int4", "int2")[1::4]], ids=str)
-def test_every_tile_and_split(kind):
+@pytest.mark.parametrize(
+    ("kind", "tokens", "width"),
+    [(("int8", 0, False), 1, 600), (("int4", 32, True), 1, 1100), (("int4", 128, True), 70, 260)],
+    ids=str,
+)
+def test_every_tile_and_split(kind, tokens, width):
     """Also splits of unequal work, or of none."""
-    body = TestTriton()
-    for tokens, width in ((1, 1100), (20, 300), (70, 260)):
-        p = make_problem(kind, tokens, 70, width)
-        candidates = triton_kernel.tiles(p, H200) + triton_kernel.tiles(p, A100)
-        shapes = {(t["bt"], t["bn"], t["bk"], t["splits"]): t for t in candidates}
-        splits = ({**candidates[0], "splits": n} for n in (3, 13) if tokens == 1)
-        for body.tile in (*shapes.values(), *splits):
-            body.check(p)
+    body, p = TestTriton(), make_problem(kind, tokens, 70, width)
+    candidates = triton_kernel.tiles(p, H200)
+    shapes = {(t["bt"], t["bn"], t["bk"], t["splits"]): t for t in candidates}
+    splits = ({**candidates[0], "splits": n} for n in (3, 13) if tokens == 1)
+    for body.tile in (*shapes.values(), *splits):
+        body.check(p)
 
 
 def test_programs_fill_the_device_and_partial_sums_stay_few():
@@ -99,14 +102,15 @@ def test_tuned_tiles_count_tokens_by_powers_of_two():
     assert keys[0] != make_problem(("int4", 32, True), 8, 8, 64).key
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_digits_add_up(count):
-    x = np.random.default_rng(0).normal(size=(5, 333)).astype(np.float32) * np.exp2(np.arange(5) * 20 - 60)[:, None]
-    x_DTI, places, scales_T = digits(jnp.asarray(x, jnp.float32), count)
+def test_digits_add_up():
+    x = np.random.default_rng(0).normal(size=(5, 333)) * np.exp2(np.arange(5) * 20 - 60)[:, None]
+    x = x.astype(np.float32)
+    x_DTI, places, scales_T = jax.jit(digits, static_argnums=1)(x, 3)
     assert np.abs(x_DTI).max() <= 127
-    total = sum(np.asarray(d, np.float64) * place for d, place in zip(x_DTI, places, strict=True))
-    error = np.abs(total * np.asarray(scales_T)[:, None] - x) / np.abs(x).max(axis=1, keepdims=True)
-    assert error.max() < 0.51 / 127 / 254.0 ** (count - 1) + 2**-22
+    rest = x.astype(np.float64) / np.asarray(scales_T, np.float64)[:, None]
+    for digit, place in zip(x_DTI, places, strict=True):
+        rest = rest - np.asarray(digit, np.float64) * np.float64(place)
+        assert np.abs(rest).max() < 0.501 * place + 127 * 2**-22
 
 
 def test_dispatch_takes_the_quickest_that_covers_the_case():
@@ -128,25 +132,25 @@ def test_public_function():
 
 
 def test_what_does_not_fit_is_refused():
-    x, scales = jnp.ones((2, 100)), jnp.ones(7)
-    codes, packed, grouped = jnp.ones((7, 100), jnp.int8), jnp.ones((7, 64), jnp.uint8), jnp.ones((4, 7))
+    x, scales = np.ones((2, 100), np.float32), np.ones(7, np.float32)
+    codes, packed = np.ones((7, 100), np.int8), np.ones((7, 64), np.uint8)
+    grouped = np.ones((4, 7), np.float32)
 
     def multiply(*arrays, format):
         return quant_matmul(*arrays, format=format, target=CPU)
 
-    assert multiply(x, packed, grouped, format="int4").shape == (2, 7)
     with pytest.raises(ValueError, match="no format 'int5'"):
         multiply(x, codes, scales, format="int5")
     with pytest.raises(ValueError, match="scales should be float32"):
-        multiply(x, codes, scales.astype(jnp.bfloat16), format="int8")
+        multiply(x, codes, scales.astype(np.float16), format="int8")
     with pytest.raises(ValueError, match="scales should be float32"):
         multiply(x, codes, None, format="int8")
     with pytest.raises(ValueError, match=r"codes should be int8\[7, 99\]"):
         multiply(x[:, 1:], codes, scales, format="int8")
     with pytest.raises(ValueError, match="codes should be int8"):
-        multiply(x, codes.astype(jnp.float32), scales, format="int8")
+        multiply(x, codes.astype(np.float32), scales, format="int8")
     with pytest.raises(ValueError, match=r"groups of \(32, 64, 128\), got 16"):
-        multiply(x, packed, jnp.ones((8, 7)), format="int4")
+        multiply(x, packed, np.ones((8, 7), np.float32), format="int4")
     with pytest.raises(ValueError, match=r"zeros should be float32\[4, 7\]"):
         multiply(x, packed, grouped, grouped[:2], format="int4")
     with pytest.raises(ValueError, match="groups of"):
