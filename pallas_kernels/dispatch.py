@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 REFERENCE = "reference"
 # Best first. Mosaic GPU comes after Triton until a device's tuned table names it: nobody has measured it faster.
 IMPLEMENTATIONS = {
-    "cpu": {"linear": ("lanes",), "quant_matmul": ("integers",)},
+    "cpu": {"linear": ("lanes",), "moe_matmul": ("integers",), "quant_matmul": ("integers",)},
     "cuda": {
         "kv_write": ("triton",),
         "moe_matmul": ("triton",),

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.moe_matmul import reference
+from pallas_kernels import dispatch
+from pallas_kernels.moe_matmul import integers, reference
 from pallas_kernels.moe_matmul import triton as triton_kernel
 from pallas_kernels.moe_matmul.api import moe_matmul
 from pallas_kernels.moe_matmul.problem import Problem
 from pallas_kernels.target import CPU, H200
 from tests.kernels.interpreter import interpret
-from tests.kernels.moe_matmul.body import MoeMatmulBody
+from tests.kernels.moe_matmul.body import KINDS, MoeMatmulBody
 
 # Compiled for speed of compiling; the arithmetic is the same.
-REFERENCE = jax.jit(reference.run, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+COMPILED = functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+REFERENCE = COMPILED(reference.run)
+INTEGERS = COMPILED(lambda problem, *arrays: integers.run(problem, integers.tiles(problem, CPU)[0], None, *arrays))
 
 
 class TestReference(MoeMatmulBody):
@@ -24,6 +29,14 @@ class TestReference(MoeMatmulBody):
 
     def matmul(self, problem, *arrays):
         return REFERENCE(problem, *arrays)
+
+
+class TestIntegers(MoeMatmulBody):
+    kinds = [kind for kind in KINDS if kind[0] in ("int8", "int4", "int2")]  # noqa: RUF012
+    test_many_rows = None  # see test_integers_are_for_few_rows
+
+    def matmul(self, problem, *arrays):
+        return INTEGERS(problem, *arrays)
 
 
 class TestTriton(MoeMatmulBody):
@@ -48,6 +61,14 @@ class TestTritonTiles(MoeMatmulBody):
         return results[0]
 
 
+def test_integers_are_for_few_rows():
+    few, many = (Problem(rows, 8, 32, "bfloat16", "int8", E=4) for rows in (4 * 31, 4 * 32))
+    assert "integers" in dispatch.explain("moe_matmul", few, CPU)
+    with pytest.raises(NotImplementedError, match="up to 32 tokens"):
+        integers.tiles(many, CPU)
+    assert "reference" in dispatch.explain("moe_matmul", many, CPU)
+
+
 def test_weights_of_others_do_not_show():
     problem = Problem(4, 8, 32, "float32", "int8", E=64)
     codes, sizes = np.ones((64, 8, 32), np.int8), np.zeros(64, np.int32)
@@ -58,10 +79,10 @@ def test_weights_of_others_do_not_show():
 
 
 @pytest.mark.parametrize(("format", "group"), [("bf16", 0), ("fp8", 0), ("int8", 0), ("w8a8", 0), ("int4", 64)])
-def test_the_reference_converts_no_weights_but_those_of_routed_experts(format, group):
+def test_on_cpu_no_weights_are_converted_but_those_of_routed_experts(format, group):
     """There is no room for all of them. (XLA:CPU would widen the whole stack before the loop.)"""
     problem = Problem(4, 64, 128, "bfloat16", format, group, scale_dtype="float16" if group else "float32", E=64)
-    compiled = jax.jit(reference.run, static_argnums=0).lower(problem, *problem.inputs()).compile()
+    compiled = jax.jit(functools.partial(dispatch.run, "moe_matmul", problem, CPU)).lower(*problem.inputs()).compile()
     codes = problem.inputs()[1]
     assert compiled.memory_analysis().temp_size_in_bytes < codes.size * codes.dtype.itemsize / 2
 
