@@ -77,7 +77,7 @@ def _per_output(
         else:
             acc = tl.dot(codes.to(tl.float32), x.to(tl.float32), acc, input_precision="tf32x3")
     if FORMAT != "bf16":
-        scale = tl.load(scales_ptr + n) * (1 / unit(FORMAT, x_ptr.dtype.element_ty))
+        scale = tl.load(scales_ptr + n) / unit(FORMAT, x_ptr.dtype.element_ty)
         acc = acc.to(tl.float32) * scale[:, None]
     return acc
 
@@ -115,7 +115,7 @@ def _per_group(
                     zero = tl.load(zeros_ptr + place).to(tl.float32) - 2 ** (BITS - 1)
                     product -= (zero * UNIT)[:, None] * sums
                 acc += product * tl.load(scales_ptr + place).to(tl.float32)[:, None]
-    return acc * (1 / UNIT)
+    return acc / UNIT
 
 
 @triton.jit

@@ -4,8 +4,6 @@ are many pieces, so that all cores load weights; the partial sums are then added
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import triton
@@ -33,7 +31,7 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
         shapes = [(bt, 64, 4), (bt, 128, 8), (bt, 128, 4), (bt, 32, 2)]
     elif bt <= 64:
         shapes = [(bt, 64, 4), (bt, 128, 8)]
-    elif 4 * triton.cdiv(p.T, bt) * triton.cdiv(p.out, 128) < 3 * target.cores:
+    elif triton.cdiv(p.T, bt) * triton.cdiv(p.out, 128) < target.cores:
         shapes = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]
     else:
         shapes = [(128, 128, 8), (64, 128, 8), (64, 64, 4)]
@@ -54,12 +52,9 @@ def _tile(p: Problem, target: Target, bt: int, bn: int, warps: int, row: int) ->
     bk = row // max(size, x_size // 2) // (1 if p.parts < 4 else 2)
     if bt > 16:
         bk //= 2
-    whole = math.gcd(bk, columns)
-    if p.group or whole >= 64:  # else the last tile is masked
-        bk = whole
     room = target.shared_bytes // (3 if bt <= 16 else 2 if bt <= 64 else 1)
     stage = bn * size + bt * p.parts * x_size  # bytes for each column
-    while 2 * stage * bk > room and bk > 32:
+    while (p.group and columns % bk) or (2 * stage * bk > room and bk > 32):
         bk //= 2
     steps = triton.cdiv(columns, bk)
     programs = triton.cdiv(p.T, bt) * triton.cdiv(p.out, bn)
