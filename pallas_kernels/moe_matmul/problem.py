@@ -28,5 +28,5 @@ class Problem(quant_matmul.Problem):
 
     def inputs(self) -> tuple[jax.ShapeDtypeStruct | None, ...]:
         x, *weight = super().inputs()
-        experts = (a and jax.ShapeDtypeStruct((self.E, *a.shape), a.dtype) for a in weight)
+        experts = jax.tree.map(lambda a: jax.ShapeDtypeStruct((self.E, *a.shape), a.dtype), weight)
         return x, *experts, jax.ShapeDtypeStruct((self.E,), jnp.int32)
