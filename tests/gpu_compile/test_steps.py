@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -18,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.gpu_compile import process
 from tests.gpu_compile.program import HANDS_ON, Instruction, aliased_outputs, instructions, launched_singly
 
 pytestmark = [pytest.mark.gpu_compile, pytest.mark.timeout(900)]
-ROOT = Path(__file__).parents[2]
 LAYERS, HIDDEN, WIDTH, QKV, VOCAB = 32, 4096, 14336, 48 * 128, 128256
 STEPS = ("decode", "mixed", "verify")
 CASES = [("h200", weights, step) for weights in ("bf16", "int8", "int4") for step in STEPS]
@@ -43,17 +40,9 @@ class Step(NamedTuple):
 
 @functools.cache
 def compiled(device: str, weights: str, step: str) -> Step:
-    """In a process of its own: here Triton interprets, and the environment says how jax starts."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory() as folder:
-        environment |= {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-            "XLA_FLAGS": f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text",
-        }
-        command = [sys.executable, "-m", "tests.gpu_compile.compile_step", device, weights, step, folder]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+        flags = f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text"
+        process.run("compile_step", device, weights, step, folder, XLA_FLAGS=flags)
         facts = json.loads(Path(folder, "facts.json").read_text())
         hlo = Path(folder, "program.txt").read_text()
         (thunks,) = Path(folder, "dump").glob(f"*.{hlo.split()[1][:-1]}.*after_thunk_passes.txt")
