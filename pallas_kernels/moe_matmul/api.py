@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 from jaxtyping import Array, Float, Int32, Num
 
 from pallas_kernels import dispatch
 from pallas_kernels.moe_matmul.problem import Problem
-from pallas_kernels.quant_matmul.problem import PARTS, Format
+from pallas_kernels.quant_matmul.problem import Format
 from pallas_kernels.target import Target
 
 
@@ -28,27 +27,6 @@ def moe_matmul(
     Each expert's weight is as in ``quant_matmul``, which see for the formats, their arithmetic and their layouts.
     Raises ValueError for arrays that do not fit.
     """
-    group = 0
-    if format in PARTS and scales is not None:
-        group = codes.shape[2] * PARTS[format] // max(1, scales.shape[1])
-    problem = Problem(
-        *x.shape[:1],
-        E=codes.shape[0],
-        out=codes.shape[1],
-        width=x.shape[1],
-        dtype=x.dtype.name,
-        format=format,
-        group=group,
-        zeros=zeros is not None,
-        scale_dtype="float32" if scales is None else scales.dtype.name,
-        storage=codes.dtype.name,
-    )
-    arrays = {"x": x, "codes": codes, "scales": scales, "zeros": zeros, "group_sizes": group_sizes}
-    for (name, array), expected in zip(arrays.items(), problem.inputs(), strict=True):
-        if _described(array) != _described(expected):
-            raise ValueError(f"{format}: {name} should be {_described(expected)}, got {_described(array)}")
-    return dispatch.run("moe_matmul", problem, target, *arrays.values())
-
-
-def _described(array: jax.Array | jax.ShapeDtypeStruct | None) -> str:
-    return "None" if array is None else f"{array.dtype.name}{list(array.shape)}"
+    problem = Problem.of(x, codes, scales, zeros, format, E=codes.shape[0])
+    problem.check(x=x, codes=codes, scales=scales, zeros=zeros, group_sizes=group_sizes)
+    return dispatch.run("moe_matmul", problem, target, x, codes, scales, zeros, group_sizes)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 from jaxtyping import Array, Float, Num
 
 from pallas_kernels import dispatch
-from pallas_kernels.quant_matmul.problem import PARTS, Format, Problem
+from pallas_kernels.quant_matmul.problem import Format, Problem
 from pallas_kernels.target import Target
 
 
@@ -26,26 +25,6 @@ def quant_matmul(
     integers, exactly. int4, int2: the scale and zero point of a group are applied in f32. bf16: ``codes`` are
     the weight itself, of any float type, without scales. Raises ValueError for arrays that do not fit.
     """
-    group = 0
-    if format in PARTS and scales is not None:
-        group = codes.shape[1] * PARTS[format] // max(1, scales.shape[0])
-    problem = Problem(
-        *x.shape[:1],
-        out=codes.shape[0],
-        width=x.shape[1],
-        dtype=x.dtype.name,
-        format=format,
-        group=group,
-        zeros=zeros is not None,
-        scale_dtype="float32" if scales is None else scales.dtype.name,
-        storage=codes.dtype.name,
-    )
-    arrays = x, codes, scales, zeros
-    for name, array, expected in zip(("x", "codes", "scales", "zeros"), arrays, problem.inputs(), strict=True):
-        if _described(array) != _described(expected):
-            raise ValueError(f"{format}: {name} should be {_described(expected)}, got {_described(array)}")
-    return dispatch.run("quant_matmul", problem, target, *arrays)
-
-
-def _described(array: jax.Array | jax.ShapeDtypeStruct | None) -> str:
-    return "None" if array is None else f"{array.dtype.name}{list(array.shape)}"
+    problem = Problem.of(x, codes, scales, zeros, format)
+    problem.check(x=x, codes=codes, scales=scales, zeros=zeros)
+    return dispatch.run("quant_matmul", problem, target, x, codes, scales, zeros)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,6 @@ Format = Literal["bf16", "int8", "fp8", "w8a8", "int4", "int2"]
 PARTS = {"int4": 2, "int2": 4}  # codes in a byte, each of another part of the inputs
 GROUPS = (32, 64, 128)
 STORAGE = {"int8": "int8", "w8a8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8", "int2": "uint8"}
-
-
-def padded(width: int, format: Format, group: int) -> int:
-    """``width`` rounded up so that each part of it is whole groups."""
-    return -(-width // (PARTS[format] * group)) * PARTS[format] * group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +40,44 @@ class Problem:
             )
         object.__setattr__(self, "storage", STORAGE.get(self.format, self.storage))
 
+    @classmethod
+    def of(
+        cls,
+        x: jax.Array,
+        codes: jax.Array,
+        scales: jax.Array | None,
+        zeros: jax.Array | None,
+        format: Format,
+        **more: Any,
+    ) -> Self:
+        """The problem that these arrays are, if they fit (see ``check``). ``more``: fields of a subclass."""
+        group = 0
+        if format in PARTS and scales is not None:
+            group = codes.shape[-1] * PARTS[format] // max(1, scales.shape[codes.ndim - 2])
+        return cls(
+            T=x.shape[0],
+            out=codes.shape[-2],
+            width=x.shape[1],
+            dtype=x.dtype.name,
+            format=format,
+            group=group,
+            zeros=zeros is not None,
+            scale_dtype="float32" if scales is None else scales.dtype.name,
+            storage=codes.dtype.name,
+            **more,
+        )
+
+    def check(self, **arrays: jax.Array | None) -> None:
+        """Raises ValueError for arrays, by name, that are not as ``inputs``."""
+        for (name, array), expected in zip(arrays.items(), self.inputs(), strict=True):
+            if _described(array) != _described(expected):
+                raise ValueError(f"{self.format}: {name} should be {_described(expected)}, got {_described(array)}")
+
     @property
     def padded(self) -> int:
-        """Inputs that have codes; x counts as 0 beyond ``width``."""
-        return padded(self.width, self.format, self.group) if self.group else self.width
+        """Inputs that have codes, so many that each part of them is whole groups; x counts as 0 beyond ``width``."""
+        unit = self.parts * self.group or 1
+        return -(-self.width // unit) * unit
 
     @property
     def parts(self) -> int:
@@ -72,3 +101,7 @@ class Problem:
             return x, codes, jax.ShapeDtypeStruct((self.out,), jnp.float32), None
         scales = jax.ShapeDtypeStruct((self.padded // self.group, self.out), self.scale_dtype)
         return x, codes, scales, scales if self.zeros else None
+
+
+def _described(array: jax.Array | jax.ShapeDtypeStruct | None) -> str:
+    return "None" if array is None else f"{array.dtype.name}{list(array.shape)}"

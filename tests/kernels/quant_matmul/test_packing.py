@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels.quant_matmul import packing
-from pallas_kernels.quant_matmul.problem import padded
 from tests.kernels.properties import PROPERTY
-from tests.kernels.quant_matmul.body import expanded, make_problem
+from tests.kernels.quant_matmul.body import Kind, expanded, make_problem
 
 COMPILED = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 QUANTISE = COMPILED(packing.quantise, static_argnums=(1, 2, 3, 4))
@@ -45,8 +44,12 @@ def test_unpacking_undoes_packing(seed, format, columns):
 
 
 def test_inputs_are_padded_to_whole_groups_in_each_part():
-    assert [padded(n, "int4", 32) for n in (1, 64, 65, 128)] == [64, 64, 128, 128]
-    assert [padded(n, "int2", 64) for n in (1, 256, 257)] == [256, 256, 512]
+    def padded(kind: Kind, *widths: int) -> list[int]:
+        return [make_problem(kind, 1, 1, width).padded for width in widths]
+
+    assert padded(("int4", 32, False), 1, 64, 65, 128) == [64, 64, 128, 128]
+    assert padded(("int2", 64, False), 1, 256, 257) == [256, 256, 512]
+    assert padded(("int8", 0, False), 1, 257) == [1, 257]
 
 
 @pytest.mark.parametrize(
