@@ -11,17 +11,14 @@ import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
-from jax import lax
 
 from pallas_kernels.launch import Launch, Launcher
 from pallas_kernels.moe_matmul.problem import Problem
 from pallas_kernels.quant_matmul import triton as quant_matmul
-from pallas_kernels.quant_matmul.activations import group_sums, quantise_tokens
 from pallas_kernels.quant_matmul.tile_dot import tile_dot
 from pallas_kernels.target import Target
 from pallas_kernels.tuning import Tile
 
-_FEW = 16  # rows of a tile up to which the tensor cores sum x
 _TOGETHER = 8  # tiles of rows that run beside each other for all outputs: their x, and a weight they share, stay in L2
 
 
@@ -56,39 +53,23 @@ def run(
     p, bt = problem, tile["bt"]
     if p.T == 0 or p.E == 0:
         return jnp.zeros((p.T, p.out), jnp.float32)
-    token_scales = None
-    if p.format == "w8a8":
-        x, token_scales = quantise_tokens(x)
-        token_scales = jnp.where(jnp.arange(p.T) < jnp.sum(group_sizes), token_scales, 0)
-    if p.format == "fp8":  # Triton knows no e4m3 before sm_89
-        codes = lax.bitcast_convert_type(codes, jnp.uint8)
-    sums = group_sums(p, x) if p.zeros and bt > _FEW else None
-    constants = {
-        "E": p.E,
-        "EXPERTS": triton.next_power_of_2(p.E + 1),
-        "T": p.T,
-        "OUT": p.out,
-        "WIDTH": p.width,
-        "COLUMNS": codes.shape[2],
-        "FORMAT": p.format,
-        "GROUP": p.group,
-        "SCALES": p.out * (p.padded // p.group if p.group else 1),
-        "ZEROS": p.zeros,
-        "SUMS": sums is not None,
-        "BT": bt,
-        "BN": tile["bn"],
-        "BK": tile["bk"],
-        "TOGETHER": _TOGETHER,
-    }
+    operands, token_scales, constants = quant_matmul.prepared(p, tile, x, codes, scales, zeros)
     # Of all ways to cut T rows into groups, the most tiles: each of min(E + 1, T) groups has one row in its last tile.
     most = (p.T + min(p.E + 1, p.T) * (bt - 1)) // bt
-    constants["TILES"] = most
+    constants |= {
+        "E": p.E,
+        "EXPERTS": triton.next_power_of_2(p.E + 1),
+        "SCALES": p.out * (p.padded // p.group if p.group else 1),
+        "TILES": most,
+        "TOGETHER": _TOGETHER,
+    }
     grid = (most * triton.cdiv(p.out, tile["bn"]),)
     out = jax.ShapeDtypeStruct((p.T, p.out), jnp.float32)
     launch = Launch(_moe_matmul, grid, (out,), constants, num_warps=tile["warps"], num_stages=tile["stages"])
-    operands = (codes if a is None else a for a in (scales, zeros, sums))
-    (y,) = launcher(launch, x, codes, *operands, group_sizes)
-    return y if token_scales is None else y * token_scales[:, None]
+    (y,) = launcher(launch, *operands, group_sizes)
+    if token_scales is None:
+        return y
+    return y * jnp.where(jnp.arange(p.T) < jnp.sum(group_sizes), token_scales, 0)[:, None]
 
 
 @triton.jit

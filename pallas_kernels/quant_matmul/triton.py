@@ -4,6 +4,8 @@ are many pieces, so that all cores load weights; the partial sums are then added
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import triton
@@ -79,18 +81,33 @@ def run(
     p = problem
     if p.T == 0:
         return jnp.zeros((0, p.out), jnp.float32)
+    operands, token_scales, constants = prepared(p, tile, x, codes, scales, zeros)
+    splits = tile["splits"]
+    constants["PIECE"] = triton.cdiv(triton.cdiv(codes.shape[1], tile["bk"]), splits) * tile["bk"]
+    grid = (triton.cdiv(p.T, tile["bt"]), triton.cdiv(p.out, tile["bn"]), splits)
+    out = jax.ShapeDtypeStruct((splits, p.T, p.out), jnp.float32)
+    launch = Launch(_matmul, grid, (out,), constants, num_warps=tile["warps"], num_stages=tile["stages"])
+    (y,) = launcher(launch, *operands)
+    y = y[0] if splits == 1 else jnp.sum(y, axis=0)
+    return y if token_scales is None else y * token_scales[:, None]
+
+
+def prepared(
+    p: Problem, tile: Tile, x: jax.Array, codes: jax.Array, scales: jax.Array | None, zeros: jax.Array | None
+) -> tuple[tuple[jax.Array, ...], jax.Array | None, dict[str, Any]]:
+    """What a kernel around ``tile_dot`` is launched with: x, codes, scales, zeros and sums (the codes in place of those
+    that there are not); the scales of w8a8's tokens, f32[T], which its result lacks; constants."""
     token_scales = None
     if p.format == "w8a8":
         x, token_scales = quantise_tokens(x)
     if p.format == "fp8":  # Triton knows no e4m3 before sm_89
         codes = lax.bitcast_convert_type(codes, jnp.uint8)
     sums = group_sums(p, x) if p.zeros and tile["bt"] > _FEW else None
-    columns, splits = codes.shape[1], tile["splits"]
     constants = {
         "T": p.T,
         "OUT": p.out,
         "WIDTH": p.width,
-        "COLUMNS": columns,
+        "COLUMNS": codes.shape[-1],
         "FORMAT": p.format,
         "GROUP": p.group,
         "ZEROS": p.zeros,
@@ -98,14 +115,8 @@ def run(
         "BT": tile["bt"],
         "BN": tile["bn"],
         "BK": tile["bk"],
-        "PIECE": triton.cdiv(triton.cdiv(columns, tile["bk"]), splits) * tile["bk"],
     }
-    grid = (triton.cdiv(p.T, tile["bt"]), triton.cdiv(p.out, tile["bn"]), splits)
-    out = jax.ShapeDtypeStruct((splits, p.T, p.out), jnp.float32)
-    launch = Launch(_matmul, grid, (out,), constants, num_warps=tile["warps"], num_stages=tile["stages"])
-    (y,) = launcher(launch, x, codes, *(codes if a is None else a for a in (scales, zeros, sums)))
-    y = y[0] if splits == 1 else jnp.sum(y, axis=0)
-    return y if token_scales is None else y * token_scales[:, None]
+    return (x, codes, *(codes if a is None else a for a in (scales, zeros, sums))), token_scales, constants
 
 
 @triton.jit
