@@ -23,9 +23,8 @@ CARRIED = {"kv_write": 2}
 @dataclasses.dataclass(frozen=True)
 class Fill:
     """``seed``: of all values. ``ragged``: rows differ: in attention in length, one of them masked (otherwise each
-    fills its pages), in sampling in their filters, among experts in whether they
-    have one. ``poison``: places that were never written hold NaN where the op allows it. ``pages``: of the pool of
-    ``kv_write``."""
+    fills its pages), in sampling in their filters, in a grouped matmul in whether they have an expert. ``poison``:
+    places that were never written hold NaN where the op allows it. ``pages``: of the pool of ``kv_write``."""
 
     seed: int
     ragged: bool = False
@@ -50,16 +49,11 @@ def shapes(op: str, problem: Any, fill: Fill) -> Args:
 
 
 def _values(seed: int, shape: jax.ShapeDtypeStruct | None, scale: float = 1.0) -> jax.Array | None:
-    """Normal values of a float type; all values of an integer type."""
-    if shape is None:
-        return None
-    if jnp.issubdtype(shape.dtype, jnp.floating):
-        return random_arrays.normal(seed, shape.shape, shape.dtype, scale)
-    return random_arrays.codes(seed, shape.shape, shape.dtype)
+    return None if shape is None else random_arrays.values(seed, shape.shape, shape.dtype, scale)
 
 
 def _scales(seed: int, shape: jax.ShapeDtypeStruct | None, largest: float) -> jax.Array | None:
-    return shape and random_arrays.uniform(seed, shape.shape, shape.dtype, largest / 2, largest)
+    return None if shape is None else random_arrays.uniform(seed, shape.shape, shape.dtype, largest / 2, largest)
 
 
 def _kv_write(problem: Any, fill: Fill) -> Args:

@@ -15,28 +15,27 @@ import numpy as np
 BLOCK = 4_194_301  # elements; a prime: a row's length never divides it
 
 
-def normal(seed: int, shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
-    """Of standard deviation ``scale``."""
-    if math.prod(shape) <= BLOCK:
-        values = np.random.default_rng(seed).standard_normal(shape, np.float32)
-        return jnp.asarray((values * np.float32(scale)).astype(dtype))
-    return _repeated(_normal_block(), seed * 7919, scale, shape, jnp.dtype(dtype))
-
-
 def uniform(seed: int, shape: tuple[int, ...], dtype: Any, low: float, high: float) -> jax.Array:
     """Between ``low`` and ``high``; of at most BLOCK elements."""
     return jnp.asarray(np.random.default_rng(seed).uniform(low, high, shape).astype(dtype))
 
 
-def codes(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """All values of an integer type; of a float type of 8 bits, normal ones."""
+def values(seed: int, shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
+    """All values of an integer type; of a float type, normal ones of standard deviation ``scale``."""
     dtype = jnp.dtype(dtype)
-    if not jnp.issubdtype(dtype, jnp.integer):
-        return normal(seed, shape, dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return _normal(seed, shape, dtype, scale)
     if math.prod(shape) <= BLOCK:
         raw = np.random.default_rng(seed).bytes(math.prod(shape) * dtype.itemsize)
         return jnp.asarray(np.frombuffer(raw, dtype).reshape(shape))
     return _repeated(_code_block(dtype), seed * 7919, 1, shape, dtype)
+
+
+def _normal(seed: int, shape: tuple[int, ...], dtype: jnp.dtype, scale: float) -> jax.Array:
+    if math.prod(shape) <= BLOCK:
+        x = np.random.default_rng(seed).standard_normal(shape, np.float32)
+        return jnp.asarray((x * np.float32(scale)).astype(dtype))
+    return _repeated(_normal_block(), seed * 7919, scale, shape, dtype)
 
 
 @functools.cache

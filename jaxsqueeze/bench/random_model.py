@@ -72,9 +72,9 @@ def _random(seed: int, name: str, x: Any) -> Any:
         bits = {"int4": 4, "int2": 2}.get(x.format, 8)
         std = 1.0 if x.format == "fp8" else 2**bits / 12**0.5
         scales = jnp.full(x.scales.shape, STD / std, x.scales.dtype)
-        return x.replace(codes=random_arrays.codes(seed, x.codes.shape, x.codes.dtype), scales=scales)
+        return x.replace(codes=random_arrays.values(seed, x.codes.shape, x.codes.dtype), scales=scales)
     if name == "weight":
-        return random_arrays.normal(seed, x.shape, x.dtype, STD)
+        return random_arrays.values(seed, x.shape, x.dtype, STD)
     return jnp.full(x.shape, name == "scale", x.dtype)
 
 

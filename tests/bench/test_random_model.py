@@ -25,24 +25,24 @@ def block(request, monkeypatch):
 
 
 def test_normal_values(block):
-    x = np.asarray(random_arrays.normal(3, (64, 128), jnp.float32, 0.5))
+    x = np.asarray(random_arrays.values(3, (64, 128), jnp.float32, 0.5))
     assert abs(x.mean()) < 0.03
     assert abs(x.std() - 0.5) < 0.03
     assert not np.array_equal(x[0], x[1])
-    assert not np.array_equal(x, random_arrays.normal(4, (64, 128), jnp.float32, 0.5))
-    assert random_arrays.normal(3, (64, 128), jnp.bfloat16).dtype == jnp.bfloat16
+    assert not np.array_equal(x, random_arrays.values(4, (64, 128), jnp.float32, 0.5))
+    assert random_arrays.values(3, (64, 128), jnp.bfloat16).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8])
 def test_codes_take_all_values(block, dtype):
-    x = np.asarray(random_arrays.codes(3, (64, 128), dtype))
+    x = np.asarray(random_arrays.values(3, (64, 128), dtype))
     assert x.dtype == dtype
     assert len(np.unique(x)) > 240
     assert not np.array_equal(x[0], x[1])
 
 
 def test_codes_of_fp8_are_finite(block):
-    x = np.asarray(random_arrays.codes(3, (64, 128), jnp.float8_e4m3fn).astype(jnp.float32))
+    x = np.asarray(random_arrays.values(3, (64, 128), jnp.float8_e4m3fn).astype(jnp.float32))
     assert np.isfinite(x).all()
     assert abs(x.std() - 1) < 0.1
 

@@ -69,7 +69,7 @@ def _ceilings(quick: bool, target: Target) -> list[Case]:
 
 def _ceiling(name: str, call: Any, shapes: timing.Args, least: Cost, target: Target) -> Case:
     def run(loop: timing.Loop) -> Figures:
-        sets = [tuple(_random(i, s) for s in shapes) for i in range(2)]
+        sets = [tuple(random_arrays.values(i, s.shape, s.dtype) for s in shapes) for i in range(2)]
         timed = timing.Run(loop, sets).time(seconds=3 * SECONDS)
         return {"ceiling": name, **_figures(timed, least)}
 
@@ -77,11 +77,6 @@ def _ceiling(name: str, call: Any, shapes: timing.Args, least: Cost, target: Tar
         return timing.build(call, shapes, 2, floor_us=least.floor_us(target))
 
     return Case(f"ceiling {name}", prepare, run)
-
-
-def _random(seed: int, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    make = random_arrays.normal if jnp.issubdtype(shape.dtype, jnp.floating) else random_arrays.codes
-    return make(seed, shape.shape, shape.dtype)
 
 
 def _case(timed: Timed, name: str, setting: Setting) -> Case:
