@@ -38,10 +38,10 @@ class Timing:
     spread: float
 
 
-def copies_needed(args: Args, rotate_bytes: int = ROTATE_BYTES) -> int:
+def copies_needed(args: Args) -> int:
     """Sets of inputs like ``args`` that do not fit in the caches together; two at least."""
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(args))
-    return max(2, min(MAX_COPIES, math.ceil(rotate_bytes / max(size, 1))))
+    return max(2, min(MAX_COPIES, math.ceil(ROTATE_BYTES / max(size, 1))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Loop:
     calls: int
 
 
-def build(call: Callable[..., Any], args: Args, copies: int, *, carried: int = 0, floor_us: float = 3.0) -> Loop:
+def build(call: Callable[..., Any], args: Args, copies: int, *, carried: int = 0, floor_us: float) -> Loop:
     """Compiles the loop for ``copies`` sets of arguments like ``args`` (arrays or their shapes; None is allowed).
 
     ``carried``: how many of the first arguments the call updates in place: each call's first results take their place.
@@ -65,7 +65,7 @@ def build(call: Callable[..., Any], args: Args, copies: int, *, carried: int = 0
     """
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), args)
     results = jax.eval_shape(lambda *a: _split(call(*a), carried)[1], *abstract)
-    rounds = max(1, math.ceil(LOOP_US / (copies * max(floor_us, 1.0))))
+    rounds = max(1, math.ceil(LOOP_US / (copies * floor_us)))
 
     def one_round(_: int, state: Any, inputs: Sequence[Args]) -> Any:
         count, held, _ = state

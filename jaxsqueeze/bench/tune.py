@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxsqueeze.bench import kernel_check, kernel_cost, kernel_inputs, timing
 from jaxsqueeze.bench.kernel_inputs import CARRIED, Fill
+from jaxsqueeze.bench.model_problems import Found
 from jaxsqueeze.bench.timing import Timing
 from pallas_kernels import dispatch
 from pallas_kernels.target import Target
@@ -39,7 +40,6 @@ class Candidate:
         return " ".join((self.implementation, *(f"{name}={value}" for name, value in self.tile)))
 
 
-Found = tuple[str, Any]  # op, problem
 XLA = Candidate(dispatch.REFERENCE, ())
 
 
@@ -110,7 +110,7 @@ def candidates(op: str, problems: Sequence[Any], target: Target) -> list[Candida
     return list(found)
 
 
-def tune(op: str, problems: Sequence[Any], target: Target, *, rotate_bytes: int = timing.ROTATE_BYTES) -> Tuned | None:
+def tune(op: str, problems: Sequence[Any], target: Target) -> Tuned | None:
     """None if there is nothing to choose. Raises what XLA's own code raises, if even that does not run.
 
     All programs are compiled before the first is timed: compiling may measure too.
@@ -120,13 +120,13 @@ def tune(op: str, problems: Sequence[Any], target: Target, *, rotate_bytes: int 
         return None
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         loops = {
-            (name, i): threads.submit(_build, op, problem, name, target, rotate_bytes)
+            (name, i): threads.submit(_build, op, problem, name, target)
             for name in names
             for i, problem in enumerate(problems)
         }
     results = {name: Result(name) for name in names}
     for i, problem in enumerate(problems):
-        sets, want = _sets(op, problem, rotate_bytes), None
+        sets, want = _sets(op, problem), None
         for name in names:
             if results[name].wrong:
                 continue
@@ -141,18 +141,18 @@ def tune(op: str, problems: Sequence[Any], target: Target, *, rotate_bytes: int 
             else:
                 results[name] = Result(name, (*results[name].times, timed))
             if CARRIED.get(op):  # what was updated in place is gone
-                sets = _sets(op, problem, rotate_bytes)
+                sets = _sets(op, problem)
     return Tuned(op, problems[0].key, tuple(results.values()))
 
 
-def _sets(op: str, problem: Any, rotate_bytes: int) -> list[timing.Args]:
-    copies = timing.copies_needed(kernel_inputs.shapes(op, problem, Fill(0)), rotate_bytes)
+def _sets(op: str, problem: Any) -> list[timing.Args]:
+    copies = timing.copies_needed(kernel_inputs.shapes(op, problem, Fill(0)))
     return [kernel_inputs.make(op, problem, Fill(seed)) for seed in range(copies)]
 
 
-def _build(op: str, problem: Any, name: Candidate, target: Target, rotate_bytes: int) -> timing.Loop:
+def _build(op: str, problem: Any, name: Candidate, target: Target) -> timing.Loop:
     args = kernel_inputs.shapes(op, problem, Fill(0))
-    copies = timing.copies_needed(args, rotate_bytes)
+    copies = timing.copies_needed(args)
     call = functools.partial(dispatch.call, op, name.implementation, problem, dict(name.tile), target)
     floor = kernel_cost.cost(op, problem, Fill(0)).floor_us(target)
     return timing.build(call, args, copies, carried=CARRIED.get(op, 0), floor_us=floor)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxsqueeze.bench import report, tune
-from jaxsqueeze.bench.model_problems import problems
+from jaxsqueeze.bench.model_problems import Found, problems
 from jaxsqueeze.bench.random_model import SHAPES
 from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.models.config import ModelConfig
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     return measure(dict.fromkeys(found), Target.of(device), args.out, report.console(), deadline)
 
 
-def _tokens(found: tune.Found) -> int:
+def _tokens(found: Found) -> int:
     _, problem = found
     sizes = {"N": 1, "Q": 1, "T": 1, "B": 1} | dataclasses.asdict(problem)
     return sizes["N"] * sizes["Q"] * sizes["T"] * sizes["B"]
@@ -94,9 +94,7 @@ def model_config(model: str) -> ModelConfig:
     return read_manifest(folder).config if is_converted(folder) else config_from_hf(resolve(model).open().hf_config)
 
 
-def measure(
-    found: dict[tune.Found, None], target: Target, folder: Path, console: Console, deadline: float | None
-) -> int:
+def measure(found: dict[Found, None], target: Target, folder: Path, console: Console, deadline: float | None) -> int:
     """Tunes, writes and prints every entry. ``deadline``: by ``time.monotonic``."""
     file = folder / tuning.path(target.kind).name
     groups = tune.groups(found)

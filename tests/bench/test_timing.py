@@ -73,7 +73,9 @@ def test_more_work_takes_more_time():
 
 
 def test_copies_do_not_fit_in_the_cache_together():
-    args = (jax.ShapeDtypeStruct((1000,), jnp.float32),)
-    assert timing.copies_needed(args, rotate_bytes=18_000) == 5
-    assert timing.copies_needed(args, rotate_bytes=10) == 2
-    assert timing.copies_needed(args, rotate_bytes=10**9) == timing.MAX_COPIES
+    def copies(size: int) -> int:
+        return timing.copies_needed((jax.ShapeDtypeStruct((size,), jnp.uint8),))
+
+    assert copies(timing.ROTATE_BYTES * 2 // 9) == 5
+    assert copies(2 * timing.ROTATE_BYTES) == 2
+    assert copies(1000) == timing.MAX_COPIES

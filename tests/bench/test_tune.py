@@ -64,6 +64,7 @@ def kinds(monkeypatch, tmp_path):
     monkeypatch.setitem(dispatch.IMPLEMENTATIONS["cpu"], "quant_matmul", ("made",))
     monkeypatch.setattr(tuning, "FOLDER", tmp_path)
     monkeypatch.setattr(timing, "LOOP_US", 20.0)
+    monkeypatch.setattr(timing, "ROTATE_BYTES", 1)
     dispatch.choose.cache_clear()
     yield offered
     dispatch.choose.cache_clear()
@@ -75,7 +76,7 @@ def tuned(results: dict[tune.Candidate, list[float]]) -> tune.Tuned:
 
 def test_slow_wrong_and_broken_candidates_leave_it_to_xla(kinds):
     kinds += [SLOW, WRONG, BROKEN]
-    found = tune.tune("quant_matmul", [PROBLEM], TARGET, rotate_bytes=1)
+    found = tune.tune("quant_matmul", [PROBLEM], TARGET)
     assert found.winner is found.xla
     xla, slow, wrong, broken = found.results
     assert not slow.wrong
@@ -100,7 +101,7 @@ def test_a_result_that_goes_wrong_while_it_is_timed_is_seen(kinds, monkeypatch):
 
     real = timing.Run.results
     monkeypatch.setattr(timing.Run, "results", results)
-    found = tune.tune("quant_matmul", [PROBLEM], TARGET, rotate_bytes=1)
+    found = tune.tune("quant_matmul", [PROBLEM], TARGET)
     assert "ArithmeticError" in found.results[1].wrong
     assert found.winner is found.xla
 

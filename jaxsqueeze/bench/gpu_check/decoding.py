@@ -73,7 +73,7 @@ class Figures:
 class Session:
     """A model in all slots, its prompts not yet prefilled."""
 
-    def __init__(self, cfg: ModelConfig, format: Format | None, size: Size, dtype: str = "bfloat16") -> None:
+    def __init__(self, cfg: ModelConfig, format: Format | None, size: Size, dtype: str) -> None:
         (group,) = cfg.cache_groups()
         self.cfg, self.size, self._step = cfg, size, 0
         slots = size.rows[-1]
