@@ -82,6 +82,9 @@ def test_a_kernel_that_does_not_compile_is_reported_once_and_its_fallback_serves
     right[1, :, [0, 3]] = 1
     np.testing.assert_array_equal(first, right)
     np.testing.assert_array_equal(second, right)
+    assert "not triton: it does not work here (RuntimeError: ptxas fatal" in (
+        dispatch.explain("kv_write", PROBLEM, H200, compile=True)
+    )
     (record,) = caplog.records
     assert record.getMessage() == (
         "kv_write on NVIDIA H200: reference serves instead of triton (RuntimeError: ptxas fatal: out of registers)"
