@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import dispatch
 from pallas_kernels.launch import Launch, compile_launch
 from pallas_kernels.occupancy import blocks_per_sm
 from pallas_kernels.representative import PROBLEMS
@@ -93,7 +94,7 @@ def measure(op: str, problem: Any) -> list[Row]:
     rows: dict[Row, None] = {}
     for target in DEVICES:
         try:
-            tile = importlib.import_module(f"pallas_kernels.{op}.triton").tiles(problem, target)[0]
+            tile = dispatch.tiles(op, "triton", problem, target)[0]
         except NotImplementedError as error:
             rows[Row(op, describe(problem), "none", target.capability, str(error))] = None
             continue

@@ -27,6 +27,7 @@ from pallas_kernels.target import Target
 
 PAGES = 24  # of a pool that is written
 POISON_BYTES = 2**26
+WEIGHTS = (("bf16",), ("int8",), ("fp8",), ("w8a8",), ("int4", 128), ("int4", 32, True), ("int2", 64))
 
 
 def _kv_write() -> list[Any]:
@@ -58,21 +59,19 @@ def _attention() -> list[Any]:
 
 
 def _matmul() -> list[Any]:
-    kinds = [("bf16",), ("int8",), ("fp8",), ("w8a8",), ("int4", 128), ("int4", 32, True), ("int2", 64)]
     sizes = [(1, 640, 1024), (5, 320, 512), (16, 512, 4096), (67, 384, 1024), (256, 512, 512), (3, 200, 576)]
     return [
         Matmul(T, out, width, "bfloat16", *kind, scale_dtype="float16" if len(kind) > 1 else "float32")
-        for kind in kinds
+        for kind in WEIGHTS
         for T, out, width in sizes
     ]
 
 
 def _moe() -> list[Any]:
-    kinds = [("bf16",), ("int8",), ("fp8",), ("w8a8",), ("int4", 128), ("int4", 32, True), ("int2", 64)]
     sizes = [(2, 256, 512, 8), (40, 384, 512, 6), (300, 256, 1024, 4)]
     return [
         MoE(T, out, width, "bfloat16", *kind, scale_dtype="float16" if len(kind) > 1 else "float32", E=E)
-        for kind in kinds
+        for kind in WEIGHTS
         for T, out, width, E in sizes
     ]
 

@@ -102,9 +102,7 @@ def _speed(console: Console, found: list[dict[str, Any]], top: Mapping[str, floa
     for label, by_name in by_label.items():
         serves = next((r for r in by_name.values() if r["chosen"]), next(iter(by_name.values())))
         xla = by_name.get("reference")
-        others = [
-            f"{name} {r['us']:.1f}" for name, r in by_name.items() if r is not serves and name not in ("reference",)
-        ]
+        others = [f"{name} {r['us']:.1f}" for name, r in by_name.items() if r is not serves and r is not xla]
         share = share_of(serves, top)
         rate = f"{serves['gb_per_s']:.0f} GB/s" if serves["bound"] == "bytes" else f"{serves['tflop_per_s']:.1f} TF/s"
         table.add_row(

@@ -30,7 +30,7 @@ class TestMosaic(QuantMatmulBody):
     kinds = (("int4", 64, True), ("int4", 128, False))
     most = 64
     # Other sizes and types: refused, see test_what_it_does_not_cover, or one program each, too slow to simulate.
-    test_types_of_x_and_scales = test_sizes = test_equals_the_float64_sum = None
+    test_sizes = test_equals_the_float64_sum = None
     test_tokens_of_zeros_and_of_tiny_values = test_what_lies_beyond_the_inputs_is_not_read = None
 
     def matmul(self, problem, *arrays):
