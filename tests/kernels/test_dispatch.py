@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +45,13 @@ def test_says_which_implementation_and_tile_and_why():
     fields = {"T": 2, "K": 2, "D": 8, "page_size": 4, "dtype": "float32", "format": "same"}
     assert dispatch.explain("kv_write", fields, H200) == "kv_write: triton (heads=2, warps=1): default tile"
     assert dispatch.explain("kv_write", PROBLEM, CPU) == "kv_write: reference: the only one for cpu"
+
+
+def test_the_readme_shows_what_it_says(capsys):
+    gpu = (Path(__file__).parents[2] / "README.md").read_text().partition("## On a GPU")[2]
+    code = gpu.partition("```python\n")[2].partition("```")[0]
+    exec(code, {})
+    assert code.endswith(f"# {capsys.readouterr().out}")
 
 
 def test_says_why_not_the_others():
