@@ -79,7 +79,7 @@ def demo_model(demo_gguf: Path, request: pytest.FixtureRequest) -> Path:
     out = parent / key
     if not is_converted(out):
         for old in parent.iterdir():
-            if is_converted(old):
+            if old != out and is_converted(old):
                 shutil.rmtree(old)
         convert(GGUFSource(demo_gguf), out, name="demo", reuse=True)
     return out

@@ -34,8 +34,9 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
             bare = {name: value for name, value in tile.items() if name != "splits"}
             if bare not in found:
                 found.append(bare)
-    if problem.parts == 2 and target.capability < 90:
-        found.sort(key=lambda tile: tile["bt"] == tile["bn"])  # square tiles come last: they spill registers
+    if problem.parts == 2 and target.capability < 90:  # those that spill registers come last
+        many = problem.zeros and problem.group == 32
+        found.sort(key=lambda tile: tile["bt"] == tile["bn"] or (many and tile["bn"] == 64))
     return tuple(found)
 
 

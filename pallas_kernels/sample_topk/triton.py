@@ -34,7 +34,7 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
         raise NotImplementedError("words are counted in f32, which is exact below 2^24")
     if problem.V <= _WHOLE:
         capacity = min(2048, triton.next_power_of_2(problem.V))
-        return tuple({"chunk": 0, "capacity": c, "warps": max(1, c // 256)} for c in (capacity, max(1, capacity // 2)))
+        return tuple({"chunk": 0, "capacity": c, "warps": max(1, c // 128)} for c in (capacity, max(1, capacity // 2)))
     chunk = triton.next_power_of_2(problem.B * problem.V // (2 * target.cores) + 1)
     chunk = min(max(chunk, 8192), 32768)
     return (

@@ -47,7 +47,7 @@ def run(problem, tile, launcher, x, codes, scales, zeros):
     """Plain JAX, or what the tile says."""
     y = reference.run(problem, x, codes, scales, zeros)
     if tile["kind"] == SLOW:
-        y = lax.fori_loop(0, 100, lambda _, z: y + 0 * reference.run(problem, x + z.sum(), codes, scales, zeros), y)
+        y = lax.fori_loop(0, 1000, lambda _, z: y + 0 * reference.run(problem, x + z.sum(), codes, scales, zeros), y)
     if tile["kind"] == WRONG:
         return y.at[0, 0].add(1.0)
     if tile["kind"] == BROKEN:
