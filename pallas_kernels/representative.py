@@ -62,13 +62,14 @@ def _quant_matmul() -> list[QuantMatmul]:
 def _moe_matmul() -> list[MoEMatmul]:
     """Mixtral-8x7B's experts, and the small ones of models with many."""
 
-    def problem(tokens: int, format: str, group: int, E: int, out: int, width: int) -> MoEMatmul:
+    def problem(tokens: int, format: str, group: int, E: int, out: int, width: int, zeros: bool = False) -> MoEMatmul:
         scale_dtype = "float16" if group else "float32"
-        return MoEMatmul(tokens, out, width, "bfloat16", format, group, scale_dtype=scale_dtype, E=E)
+        return MoEMatmul(tokens, out, width, "bfloat16", format, group, zeros, scale_dtype, E=E)
 
     return [
         *(problem(rows, format, group, 8, 28672, 4096) for format, group in _COMMON for rows in (16, 512)),
         *(problem(rows, "int4", 128, 128, 1536, 2048) for rows in (64, 2048)),
+        problem(16, "int4", 32, 8, 28672, 4096, zeros=True),
     ]
 
 
@@ -87,5 +88,5 @@ PROBLEMS: dict[str, list[Any]] = {
     "paged_attention": _paged_attention(),
     "quant_matmul": _quant_matmul(),
     "moe_matmul": _moe_matmul(),
-    "sample_topk": [SampleTopK(rows, 128256) for rows in (1, 64)],
+    "sample_topk": [SampleTopK(*shape) for shape in ((1, 128256), (64, 128256), (8, 3000))],
 }
