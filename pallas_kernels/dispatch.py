@@ -92,26 +92,27 @@ def tiles(op: str, name: str, problem: Any, target: Target) -> tuple[Tile, ...]:
 
 @functools.cache  # what does not compile is tried, and reported, once
 def choose(op: str, problem: Any, target: Target, compile: bool) -> Choice:
-    """The first implementation that covers the problem and, if ``compile``, compiles."""
+    """The first implementation that covers the problem and, if ``compile``, compiles: as tuned, else by default."""
     _module(op, REFERENCE)
     tuned = tuning.lookup(op, problem.key, target)
     names = IMPLEMENTATIONS.get(target.platform, {}).get(op, ())
+    attempts = [(name, name, None) for name in names]
     if tuned is not None:
-        names = (tuned.implementation, *(name for name in names if name != tuned.implementation))
+        attempts.insert(0, (f"{tuned.implementation} as tuned", tuned.implementation, tuned))
     passed_over, broken = [], []
-    for name in names:
+    for label, name, measured in attempts:
         if name == REFERENCE:
             break
         try:
-            tile, why = _tile(op, name, problem, target, tuned)
+            tile, why = _tile(op, name, problem, target, measured)
             if compile and target.platform == "cuda":
                 _try(op, name, problem, tile, target)
         except NotImplementedError as error:
-            passed_over.append(f"{name}: {error}")
+            passed_over.append(f"{label}: {error}")
         except Exception as error:  # a compiler may raise anything
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            passed_over.append(f"{name}: it does not work here ({reason})")
-            broken.append(f"{name} ({reason})")
+            passed_over.append(f"{label}: it does not work here ({reason})")
+            broken.append(f"{label} ({reason})")
         else:
             return _chosen(Choice(op, name, tile, why, tuple(passed_over)), broken, target)
     if tuned is not None and tuned.implementation == REFERENCE:
@@ -123,7 +124,7 @@ def choose(op: str, problem: Any, target: Target, compile: bool) -> Choice:
 
 def _tile(op: str, name: str, problem: Any, target: Target, tuned: tuning.Tuned | None) -> tuple[Tile, str]:
     default = tiles(op, name, problem, target)[0]
-    if tuned is not None and tuned.implementation == name:
+    if tuned is not None:
         return tuned.tile, tuned.why
     return default, "default tile" if default else "no tile to choose"
 

@@ -2,7 +2,8 @@
 
     {"<op>": {"<problem key>": {"implementation": "triton", "tile": {...}, "us": 21.3, "reference_us": 30.1}}}
 
-``us`` are medians in microseconds. Where XLA's own code was the fastest, ``implementation`` is "reference".
+``us`` are medians in microseconds. Where XLA's own code was the fastest, ``implementation`` is "reference". A table
+that cannot be read is reported once, and is then as if there were none.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pallas_kernels.target import Target
+
+log = logging.getLogger(__name__)
 
 Tile = Mapping[str, int]
 
@@ -40,10 +43,20 @@ def path(kind: str) -> Path:
 
 def lookup(op: str, key: str, target: Target) -> Tuned | None:
     """What was measured for this problem on this kind of device."""
-    entry = _table(path(target.kind)).get(op, {}).get(key)
-    return entry and Tuned(**entry)
+    return _table(path(target.kind)).get(op, {}).get(key)
 
 
 @functools.cache
-def _table(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text()) if file.is_file() else {}
+def _table(file: Path) -> dict[str, dict[str, Tuned]]:
+    if not file.is_file():
+        return {}
+    try:
+        ops = json.loads(file.read_text())
+        return {op: {key: _entry(**entry) for key, entry in entries.items()} for op, entries in ops.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        log.warning("default tiles serve: cannot read %s (%s); delete it and run scripts/tune.py anew", file, error)
+        return {}
+
+
+def _entry(implementation: str, tile: Tile, us: float, reference_us: float) -> Tuned:
+    return Tuned(str(implementation), dict(tile), float(us), float(reference_us))

@@ -174,6 +174,20 @@ def _measure(op: str, problem: Any, run: timing.Run, want: Any) -> tuple[Any, Ti
     return want, timed
 
 
+def check_table(file: Path) -> None:
+    """Raises ValueError where ``save`` could not put entries into this table."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=file.parent, prefix=".").cleanup()
+        table = json.loads(file.read_text()) if file.is_file() else {}
+    except OSError as error:
+        raise ValueError(f"cannot write {file}: {error.strerror or error}; give another --out") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): delete it") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"{file} is no table of tiles: delete it")
+
+
 def save(tuned: Tuned, file: Path) -> None:
     """Puts the entry into the table, whole or not at all; the others stay."""
     table = json.loads(file.read_text()) if file.is_file() else {}

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         cfg = model_config(args.model)
         config = EngineConfig(**{name: getattr(args, name) for name in FLAGS})
+        tune.check_table(args.out / tuning.path(device.device_kind).name)
     except ValueError as error:
         print(f"tune: {error}", file=sys.stderr)
         return 2
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         for p in problems(cfg, config, buckets, max_model_len, weights, "bfloat16")
     ]
     found.sort(key=_tokens)  # few rows first: the most frequent steps, should time run out
-    deadline = time.monotonic() + 60 * args.minutes if args.minutes else None
+    deadline = time.monotonic() + 60 * args.minutes if args.minutes is not None else None
     return measure(dict.fromkeys(found), Target.of(device), args.out, report.console(), deadline)
 
 

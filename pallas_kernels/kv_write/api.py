@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import jax
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Float32, Int32, Num
 
-from pallas_kernels import dispatch
+from pallas_kernels import arguments, dispatch
 from pallas_kernels.kv_write.problem import Problem, format_of
 from pallas_kernels.target import Target
 
 
 def kv_write(
     pages: Num[Array, "pages K page_size W"],
-    scales: Float[Array, "pages K page_size"] | None,
+    scales: Float32[Array, "pages K page_size"] | None,
     new: Float[Array, "T K D"],
-    page: Int[Array, " T"],
-    offset: Int[Array, " T"],
+    page: Int32[Array, " T"],
+    offset: Int32[Array, " T"],
     *,
     target: Target,
 ) -> tuple[jax.Array, jax.Array | None]:
@@ -25,14 +25,13 @@ def kv_write(
     Pages of int8 (W = D) hold ``round(x / scale)`` with ``scale = max|x| / 127`` per token and head; of uint8
     (W = D / 2), two 4-bit codes a byte with ``max|x| / 7``: code + 8, dimension d low and d + D / 2 high. An all-zero
     head has scale 0. Pages of another unsigned type hold bit patterns (XLA:CPU has no bf16 scatter: it would convert
-    the whole pool to f32 and back at each write). Raises ValueError for pages that do not fit.
+    the whole pool to f32 and back at each write). Raises ValueError for arrays that do not fit.
     """
     problem = Problem(
         *new.shape, page_size=pages.shape[2], dtype=new.dtype.name, format=format_of(pages.dtype, new.dtype)
     )
-    expected = problem.inputs(pages.shape[0])
-    if pages.shape != expected[0].shape:
-        raise ValueError(f"new {new.shape} does not fit pages {pages.shape} of {pages.dtype}")
-    if (None if scales is None else scales.shape) != (expected[1] and expected[1].shape):
-        raise ValueError(f"pages of {pages.dtype} need scales {expected[1]}, got {scales}")
-    return dispatch.run("kv_write", problem, target, pages, scales, new, page, offset)
+    if problem.format == "int4" and problem.D % 2:
+        raise ValueError(f"a byte holds two int4 codes of a head: D must be even, got {problem.D}")
+    arrays = {"pages": pages, "scales": scales, "new": new, "page": page, "offset": offset}
+    arguments.check(f"new {problem.dtype}{list(new.shape)}", arrays, problem.inputs(pages.shape[0]))
+    return dispatch.run("kv_write", problem, target, *arrays.values())

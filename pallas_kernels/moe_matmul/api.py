@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Int32, Num
 
-from pallas_kernels import dispatch
+from pallas_kernels import arguments, dispatch
 from pallas_kernels.moe_matmul.problem import Problem
 from pallas_kernels.quant_matmul.problem import Format
 from pallas_kernels.target import Target
@@ -28,5 +28,6 @@ def moe_matmul(
     Raises ValueError for arrays that do not fit.
     """
     problem = Problem.of(x, codes, scales, zeros, format, E=codes.shape[0])
-    problem.check(x=x, codes=codes, scales=scales, zeros=zeros, group_sizes=group_sizes)
-    return dispatch.run("moe_matmul", problem, target, x, codes, scales, zeros, group_sizes)
+    arrays = {"x": x, "codes": codes, "scales": scales, "zeros": zeros, "group_sizes": group_sizes}
+    arguments.check(format, arrays, problem.inputs())
+    return dispatch.run("moe_matmul", problem, target, *arrays.values())

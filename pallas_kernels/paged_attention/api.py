@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Float32, Int32, Num
 
-from pallas_kernels import dispatch
+from pallas_kernels import arguments, dispatch
 from pallas_kernels.kv_write.problem import format_of
 from pallas_kernels.paged_attention.problem import Problem
 from pallas_kernels.target import Target
@@ -14,16 +14,16 @@ def paged_attention(
     q: Float[Array, "N Q K G D"],
     k_pages: Num[Array, "pages K page_size W"],
     v_pages: Num[Array, "pages K page_size W"],
-    table: Int[Array, "N P"],
-    base: Int[Array, " N"],
-    positions: Int[Array, "N Q"],
+    table: Int32[Array, "N P"],
+    base: Int32[Array, " N"],
+    positions: Int32[Array, "N Q"],
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    k_scales: Float[Array, "pages K page_size"] | None = None,
-    v_scales: Float[Array, "pages K page_size"] | None = None,
-    sinks: Float[Array, "K G"] | None = None,
+    k_scales: Float32[Array, "pages K page_size"] | None = None,
+    v_scales: Float32[Array, "pages K page_size"] | None = None,
+    sinks: Float32[Array, "K G"] | None = None,
     target: Target,
 ) -> Float[Array, "N Q K G D"]:
     """Causal softmax attention, grouped-query.
@@ -43,16 +43,14 @@ def paged_attention(
         N, Q, K, G, D, k_pages.shape[2], table.shape[1], q.dtype.name, format_of(k_pages.dtype, q.dtype),
         format_of(v_pages.dtype, q.dtype), scale, window, softcap, sinks is not None,
     )  # fmt: skip
-    arrays = (q, k_pages, v_pages, table, base, positions, k_scales, v_scales, sinks)
-    names = ("q", "k_pages", "v_pages", "table", "base", "positions", "k_scales", "v_scales", "sinks")
-    for name, array, expected in zip(names, arrays, problem.inputs(k_pages.shape[0]), strict=True):
-        if (array is None) != (expected is None):
-            pages = f"pages of {k_pages.dtype} and {v_pages.dtype}"
-            raise ValueError(f"{name}: {pages} need {expected}, got {None if array is None else array.shape}")
-        if array is not None and array.shape != expected.shape:
-            raise ValueError(f"{name} {array.shape} does not fit q {q.shape} and k_pages {k_pages.shape}")
+    arrays = {
+        "q": q, "k_pages": k_pages, "v_pages": v_pages, "table": table, "base": base, "positions": positions,
+        "k_scales": k_scales, "v_scales": v_scales, "sinks": sinks,
+    }  # fmt: skip
+    about = f"q {q.dtype.name}{list(q.shape)}, pages of {k_pages.dtype.name} and {v_pages.dtype.name}"
+    arguments.check(about, arrays, problem.inputs(k_pages.shape[0]))
     if window is not None and window < 1:
         raise ValueError(f"window must be >= 1, got {window}")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be > 0, got {softcap}")
-    return dispatch.run("paged_attention", problem, target, *arrays)
+    return dispatch.run("paged_attention", problem, target, *arrays.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Num
 
-from pallas_kernels import dispatch
+from pallas_kernels import arguments, dispatch
 from pallas_kernels.quant_matmul.problem import Format, Problem
 from pallas_kernels.target import Target
 
@@ -26,5 +26,6 @@ def quant_matmul(
     the weight itself, of any float type, without scales. Raises ValueError for arrays that do not fit.
     """
     problem = Problem.of(x, codes, scales, zeros, format)
-    problem.check(x=x, codes=codes, scales=scales, zeros=zeros)
-    return dispatch.run("quant_matmul", problem, target, x, codes, scales, zeros)
+    arrays = {"x": x, "codes": codes, "scales": scales, "zeros": zeros}
+    arguments.check(format, arrays, problem.inputs())
+    return dispatch.run("quant_matmul", problem, target, *arrays.values())

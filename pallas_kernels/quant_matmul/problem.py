@@ -67,12 +67,6 @@ class Problem:
             **more,
         )
 
-    def check(self, **arrays: jax.Array | None) -> None:
-        """Raises ValueError for arrays, by name, that are not as ``inputs``."""
-        for (name, array), expected in zip(arrays.items(), self.inputs(), strict=True):
-            if _described(array) != _described(expected):
-                raise ValueError(f"{self.format}: {name} should be {_described(expected)}, got {_described(array)}")
-
     @property
     def padded(self) -> int:
         """Inputs that have codes, so many that each part of them is whole groups; x counts as 0 beyond ``width``."""
@@ -101,7 +95,3 @@ class Problem:
             return x, codes, jax.ShapeDtypeStruct((self.out,), jnp.float32), None
         scales = jax.ShapeDtypeStruct((self.padded // self.group, self.out), self.scale_dtype)
         return x, codes, scales, scales if self.zeros else None
-
-
-def _described(array: jax.Array | jax.ShapeDtypeStruct | None) -> str:
-    return "None" if array is None else f"{array.dtype.name}{list(array.shape)}"

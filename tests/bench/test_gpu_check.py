@@ -5,6 +5,7 @@ The supervisor is shown every way in which a case can end a process.
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import subprocess
@@ -16,7 +17,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from jaxsqueeze.bench.gpu_check import captured, correctness, report, speed, supervisor, whole_model, worker
+from jaxsqueeze.bench.gpu_check import captured, command, correctness, report, speed, supervisor, whole_model, worker
 from jaxsqueeze.bench.gpu_check.case import Setting
 from jaxsqueeze.bench.gpu_check.decoding import FEW, MANY, Figures
 from jaxsqueeze.bench.gpu_check.supervisor import Outcome, Part
@@ -102,6 +103,14 @@ def test_a_cpu_is_not_taken_for_a_gpu(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "speed: the process ended with code 1: jax sees no GPU here: see that nvidia-smi lists one" in done.stdout
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("where the folder should be")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args(["--out", str(tmp_path / "file")]), []) == 2
+    assert "gpu_check: cannot make the folder" in capsys.readouterr().err
 
 
 def test_ops_and_ceilings_are_timed(tmp_path):

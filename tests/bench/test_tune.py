@@ -226,6 +226,18 @@ def test_a_model_that_is_none_is_refused():
     assert tune_command.model_config("llama-8b").num_layers == 32
 
 
+def test_a_table_that_cannot_be_written_is_known_before_anything_is_measured(tmp_path):
+    file = tmp_path / "new" / "GPU.json"
+    tune.check_table(file)
+    assert not list(file.parent.iterdir())
+    for text in ('{"kv_write": {', "[]"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"GPU\.json is .*: delete it"):
+            tune.check_table(file)
+    with pytest.raises(ValueError, match=r"cannot write .*; give another --out"):
+        tune.check_table(file / "GPU.json")
+
+
 def test_flags_are_those_of_serving():
     parser = argparse.ArgumentParser()
     tune_command.add_arguments(parser)

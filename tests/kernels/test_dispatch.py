@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import dispatch, tuning
+from pallas_kernels.kv_write import reference
 from pallas_kernels.kv_write import triton as kv_write_triton
 from pallas_kernels.kv_write.api import kv_write
 from pallas_kernels.kv_write.problem import Problem
@@ -97,6 +99,57 @@ def test_a_kernel_that_does_not_compile_is_reported_once_and_its_fallback_serves
     assert record.getMessage() == (
         "kv_write on NVIDIA H200: reference serves instead of triton (RuntimeError: ptxas fatal: out of registers)"
     )
+
+
+def test_a_measured_tile_that_does_not_compile_is_reported_and_the_default_one_serves(monkeypatch, caplog):
+    def broken(problem, tile, launcher, *arrays):
+        if tile == {"heads": 1, "warps": 64}:
+            raise RuntimeError("too many warps")
+        return reference.run(problem, *arrays)
+
+    monkeypatch.setattr(kv_write_triton, "run", broken)
+    tune(H200, implementation="triton", tile={"heads": 1, "warps": 64})
+    write(H200)
+    choice = dispatch.choose("kv_write", PROBLEM, H200, True)
+    assert str(choice) == (
+        "kv_write: triton (heads=2, warps=1): default tile\n"
+        "  not triton as tuned: it does not work here (RuntimeError: too many warps)"
+    )
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "kv_write on NVIDIA H200: triton serves instead of triton as tuned (RuntimeError: too many warps)"
+    )
+
+
+def test_a_measured_implementation_that_does_not_exist_is_passed_over():
+    tune(H200, implementation="fastest")
+    text = dispatch.explain("kv_write", PROBLEM, H200)
+    assert "kv_write: triton (heads=2, warps=1): default tile\n  not fastest as tuned: it does not work" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"kv_write": {',
+        "[]",
+        '{"kv_write": []}',
+        json.dumps({"kv_write": {PROBLEM.key: "triton"}}),
+        json.dumps({"kv_write": {PROBLEM.key: {"implementation": "triton", "tile": {}}}}),
+        json.dumps({"kv_write": {PROBLEM.key: {"implementation": "triton", "tile": 3, "us": 1, "reference_us": 1}}}),
+        json.dumps(
+            {"kv_write": {PROBLEM.key: {"implementation": "triton", "tile": {}, "us": None, "reference_us": 1}}}
+        ),
+    ],
+)
+def test_a_damaged_table_is_reported_once_and_default_tiles_serve(text, caplog):
+    tuning.path(H200.kind).write_text(text)
+    for dtype in ("float32", "float16"):
+        problem = dataclasses.replace(PROBLEM, dtype=dtype)
+        assert "triton (heads=2, warps=1): default tile" in dispatch.explain("kv_write", problem, H200)
+    (record,) = caplog.records
+    assert f"cannot read {tuning.path(H200.kind)}" in record.getMessage()
+    assert "scripts/tune.py" in record.getMessage()
 
 
 def test_an_unknown_platform_is_refused():

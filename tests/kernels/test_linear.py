@@ -68,3 +68,7 @@ def test_sizes_that_differ_are_refused():
     x, weight, _, _ = operands(1, 4, 64)
     with pytest.raises(ValueError, match="does not fit"):
         linear(x[:, :32], weight, target=CPU)
+    x, weight = x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16)
+    for bits in (jnp.zeros((3, weight.shape[1]), jnp.uint16), jnp.zeros(weight.shape, jnp.uint8)):
+        with pytest.raises(ValueError, match="are not those of weight"):
+            linear(x, weight, bits, target=CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
-    """0; 1 if a case failed or a part could not begin. Whatever goes wrong in one, the others run and are reported."""
+    """0; 1 if a case failed or a part could not begin; 2 for a folder that cannot be made, with a sentence on stderr.
+    Whatever goes wrong in one part, the others run and are reported."""
     begin = time.monotonic()
     out = args.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"gpu_check: cannot make the folder {out}: {error.strerror}; give another --out", file=sys.stderr)
+        return 2
     console = report.console()
     results: dict[str, Outcome] = {}
     for part in PARTS:

@@ -110,6 +110,18 @@ class KVWriteBody:
         new[1, 0, 5] = -1000.0
         self.check(problem, new, [4, 5], pages=2, seed=0)
 
+    @pytest.mark.parametrize(("format", "ends"), [("int8", 180), ("int4", 10)])
+    def test_codes_of_denormals_stop_at_the_ends(self, format, ends):
+        """Their scale, 1.4 of the smallest number, is rounded down to one, or is zero where denormals are."""
+        problem = Problem(T=1, K=1, D=8, page_size=4, dtype="float32", format=format)
+        pool, scales, *_ = problem.inputs()
+        new = np.full((1, 1, 8), ends * 2.0**-149, np.float32) * np.array([1, -1] * 4, np.float32)
+        one = jnp.ones(1, jnp.int32)
+        arrays = jnp.zeros(pool.shape, pool.dtype), jnp.zeros(scales.shape), jnp.asarray(new), one, one
+        pages, _ = self.write(problem, *arrays)
+        codes = unpack(np.asarray(pages)[1, 0, 1], format)
+        assert codes.tolist() in ([TOPS[format], -TOPS[format]] * 4, [0] * 8)
+
     def test_bits_survive_whatever_they_mean(self):
         """NaN payloads, infinities, negative zero and denormals are copied bit by bit."""
         bits = np.array([0x7FC1, 0xFF80, 0x8000, 0x0001, 0x3F80], np.uint16)

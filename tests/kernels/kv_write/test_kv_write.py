@@ -37,11 +37,20 @@ class TestTriton(KVWriteBody):
 
 def test_what_does_not_fit_is_refused():
     where = jnp.zeros(2, jnp.int32), jnp.zeros(2, jnp.int32)
-    with pytest.raises(ValueError, match="does not fit pages"):
-        kv_write(jnp.zeros((2, 3, 4, 5)), None, jnp.zeros((2, 3, 6)), *where, target=CPU)
-    with pytest.raises(ValueError, match="does not fit pages"):
-        kv_write(jnp.zeros((2, 3, 4, 5)), None, jnp.zeros((2, 2, 5)), *where, target=CPU)
-    with pytest.raises(ValueError, match="need scales"):
-        kv_write(jnp.zeros((2, 3, 4, 6), jnp.int8), None, jnp.zeros((2, 3, 6)), *where, target=CPU)
+    pages, codes, new = jnp.zeros((2, 3, 4, 6)), jnp.zeros((2, 3, 4, 6), jnp.int8), jnp.zeros((2, 3, 6))
+    with pytest.raises(ValueError, match=r"pages should be float32\[2, 3, 4, 6\], got float32\[2, 3, 4, 5\]"):
+        kv_write(pages[..., :5], None, new, *where, target=CPU)
+    with pytest.raises(ValueError, match=r"pages should be float32\[2, 2, 4, 6\]"):
+        kv_write(pages, None, new[:, :2], *where, target=CPU)
+    with pytest.raises(ValueError, match=r"scales should be float32\[2, 3, 4\], got None"):
+        kv_write(codes, None, new, *where, target=CPU)
+    with pytest.raises(ValueError, match="got float16"):
+        kv_write(codes, jnp.zeros((2, 3, 4), jnp.float16), new, *where, target=CPU)
+    with pytest.raises(ValueError, match=r"page should be int32\[2\], got int32\[1\]"):
+        kv_write(pages, None, new, where[0][:1], where[1], target=CPU)
+    with pytest.raises(ValueError, match=r"offset should be int32\[2\], got uint8\[2\]"):
+        kv_write(pages, None, new, where[0], where[1].astype(jnp.uint8), target=CPU)
+    with pytest.raises(ValueError, match="must be even, got 5"):
+        kv_write(jnp.zeros((2, 3, 4, 2), jnp.uint8), jnp.zeros((2, 3, 4)), new[..., :5], *where, target=CPU)
     with pytest.raises(ValueError, match="cannot hold"):
         kv_write(jnp.zeros((2, 3, 4, 6), jnp.int32), None, jnp.zeros((2, 3, 6)), *where, target=CPU)

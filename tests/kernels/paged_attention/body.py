@@ -116,6 +116,10 @@ class PagedAttentionBody:
         arrays, right = batch.arrays(self.junk_in_v)
         np.testing.assert_allclose(self.attend(batch.problem, *arrays), right, rtol=0, atol=1e-3 * np.abs(right).max())
 
+    def test_scores_below_zero(self):
+        """The keys of every split sum to less than 1."""
+        self.check(decode(problem(2, 1, 1, 3, 8, 16, 16, scale=8.0), [250, 40], below=True))
+
     def test_nan_of_a_failed_request_stays_in_its_row(self):
         """Its keys are NaN: its result says so, its neighbour's does not."""
         batch = decode(problem(2, 2, 1, 1, 8, 4, 7), [20, 20])

@@ -28,12 +28,14 @@ class Batch:
     positions: np.ndarray  # i32[N, Q]
     base: np.ndarray  # i32[N]
     seed: int
+    below: bool = False  # all scores are below zero
 
     def arrays(self, junk_in_v: float = np.nan) -> tuple[list[jax.Array | None], np.ndarray]:
         """Inputs, and the result f64[N, Q, K, G, D]."""
         p, rng = self.problem, np.random.default_rng(self.seed)
         last = max([0, *self.lengths])
         q = rng.normal(size=(p.N, p.Q, p.K, p.G, p.D)).astype(jnp.dtype(p.dtype))
+        q = -np.abs(q) if self.below else q
         pages = rng.permutation(np.arange(1, p.N * p.P + 1)).reshape(p.N, p.P)
         table = np.zeros((p.N, p.P), np.int32)
         tokens, places = [], []
@@ -59,6 +61,7 @@ class Batch:
             else:
                 pool, scale = np.full(pool_.shape, junk).astype(q.dtype), None
                 rows = rng.normal(size=(len(tokens), p.K, p.D)).astype(q.dtype)
+                rows = np.abs(rows) if self.below else rows
                 pool[at[0], :, at[1]] = rows
                 pool = pool.view(pool_.dtype)
             for token, row in zip(tokens, rows, strict=True):
@@ -85,11 +88,11 @@ def pack(codes: np.ndarray) -> np.ndarray:
     return low + 16 * high
 
 
-def decode(problem: Problem, lengths: list[int], seed: int = 0) -> Batch:
+def decode(problem: Problem, lengths: list[int], seed: int = 0, below: bool = False) -> Batch:
     """The last queries of each row, as many as there are; those before are masked."""
     positions = np.array(lengths)[:, None] - np.arange(problem.Q, 0, -1)
     positions = np.maximum(positions, -1).astype(np.int32)
-    return Batch(problem, lengths, positions, np.zeros(problem.N, np.int32), seed)
+    return Batch(problem, lengths, positions, np.zeros(problem.N, np.int32), seed, below)
 
 
 @st.composite

@@ -65,6 +65,9 @@ class TestMosaic(PagedAttentionBody):
         out = np.asarray(self.attend(ROWS, q * 2**13, *arrays), np.float64)
         np.testing.assert_allclose(out, right, rtol=0, atol=2**-8 * np.abs(right).max())  # bfloat16
 
+    def test_scores_below_zero(self):
+        self.check(decode(ROWS, [200, 100], below=True))
+
     def test_nan_of_a_failed_request_stays_in_its_row(self):
         batch = decode(ROWS, [140, 140])
         arrays, right = batch.arrays(self.junk_in_v)

@@ -70,13 +70,17 @@ def test_what_does_not_fit_is_refused():
     q = jnp.zeros((1, 1, 2, 1, 8))
     pages = jnp.zeros((3, 2, 4, 8))
     rows = jnp.zeros((1, 2), jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.int32)
-    with pytest.raises(ValueError, match="does not fit q"):
+    with pytest.raises(ValueError, match=r"k_pages should be float32\[3, 2, 4, 8\], got float32\[3, 1, 4, 8\]"):
         paged_attention(q, pages[:, :1], pages[:, :1], *rows, scale=1.0, target=CPU)
-    with pytest.raises(ValueError, match="does not fit q"):
+    with pytest.raises(ValueError, match="k_pages should be"):
         paged_attention(q, pages[..., :4], pages[..., :4], *rows, scale=1.0, target=CPU)
     with pytest.raises(ValueError, match="window must be >= 1, got 0"):
         paged_attention(q, pages, pages, *rows, scale=1.0, window=0, target=CPU)
     with pytest.raises(ValueError, match="softcap must be > 0, got 0"):
         paged_attention(q, pages, pages, *rows, scale=1.0, softcap=0.0, target=CPU)
-    with pytest.raises(ValueError, match="need"):
+    with pytest.raises(ValueError, match=r"sinks should be float32\[2, 1\], got bfloat16"):
+        paged_attention(q, pages, pages, *rows, scale=1.0, sinks=jnp.zeros((2, 1), jnp.bfloat16), target=CPU)
+    with pytest.raises(ValueError, match="base should be int32"):
+        paged_attention(q, pages, pages, rows[0], rows[1].astype(float), rows[2], scale=1.0, target=CPU)
+    with pytest.raises(ValueError, match="pages of int8 and float32: k_scales should be"):
         paged_attention(q, pages.astype(jnp.int8), pages, *rows, scale=1.0, target=CPU)
