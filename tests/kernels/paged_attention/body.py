@@ -24,7 +24,7 @@ def problem(N, Q, K, G, D, page_size, P, dtype="float32", k="same", v="same", **
 
 CASES = {
     "decode": problem(3, 1, 2, 2, 8, 4, 7, sinks=True),
-    "verify, 3 heads share": problem(2, 5, 1, 3, 10, 8, 3, softcap=2.0),
+    "verify, 3 heads share": problem(2, 5, 1, 3, 10, 8, 3, softcap=2.0, sinks=True),
     "chunk, window, 8 heads share": problem(1, 5, 1, 8, 16, 2, 9, window=3, v="int8"),
     "pages of one token": problem(2, 4, 2, 1, 8, 1, 13, window=5, softcap=1.5, sinks=True),
     "many key blocks": problem(4, 1, 1, 3, 8, 16, 17),
