@@ -6,12 +6,13 @@ Values that depend on the model or the device (None here) are resolved once by `
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 PREFILL_ROW = 32  # queries of one sequence that share a gather of its keys; chunks are charged in whole rows
 MAX_SLOTS = 4096  # each holds a few counts for every word of the vocabulary, used or not
 
 DType = Literal["auto", "bfloat16", "float32"]
+KV_DTYPES = ("auto", "bf16", "int8", "int4")
 
 
 def flag(default: object, help: str):
@@ -19,10 +20,26 @@ def flag(default: object, help: str):
     return dataclasses.field(default=default, metadata={"help": help})
 
 
+class KVDtypes(NamedTuple):
+    """What keys and values are kept in, each one of ``KV_DTYPES``."""
+
+    k: str = "auto"
+    v: str = "auto"
+
+    @classmethod
+    def parse(cls, text: str) -> KVDtypes:
+        """Of ``int8``, or of ``k=int8,v=int4``, where what is left out is auto. Raises ValueError for anything else."""
+        parts = dict(part.partition("=")[::2] for part in text.split(",")) if "=" in text else {"k": text, "v": text}
+        if not set(parts) <= {"k", "v"} or not set(parts.values()) <= set(KV_DTYPES):
+            raise ValueError(f"kv_dtype must be one of {', '.join(KV_DTYPES)}, or like k=int8,v=int4, got {text!r}")
+        return cls(**parts)
+
+
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
     model: str = flag("demo", "converted folder, or any source that convert takes")
     dtype: DType = flag("auto", "arithmetic and KV type; auto: as converted")
+    kv_dtype: str = flag("auto", "what KV is kept in: bf16, int8, int4, or K and V apart, like k=int8,v=int4")
     max_slots: int = flag(32, "requests decoded at once")
     max_model_len: int | None = flag(None, "longest prompt plus output, tokens; default: the model's, at most 4096")
     page_size: int = flag(16, "tokens in one KV page")
@@ -37,6 +54,7 @@ class EngineConfig:
     seed: int = flag(0, "seeds requests that name none")
 
     def __post_init__(self) -> None:
+        KVDtypes.parse(self.kv_dtype)
         if not 1 <= self.max_slots <= MAX_SLOTS:
             raise ValueError(f"max_slots must be between 1 and {MAX_SLOTS}, got {self.max_slots}")
         if self.seed < 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -13,11 +12,13 @@ from flax import traverse_util
 from jaxsqueeze.bench import random_arrays
 from jaxsqueeze.models.config import LayerConfig, ModelConfig, RopeConfig
 from jaxsqueeze.models.decoder import Params, abstract_params
-from jaxsqueeze.quant.qtensor import QTensor, quantise
+from jaxsqueeze.quant import qtensor
+from jaxsqueeze.quant.qtensor import QTensor
+from jaxsqueeze.quant.scheme import Scheme
 from pallas_kernels.quant_matmul.problem import Format
 
 STD = 0.02  # of weights
-GROUPS = {"int4": 128, "int2": 64}
+SCHEMES = {"int4": Scheme("int4", 128, scale_dtype="float16"), "int2": Scheme("int2", 64, scale_dtype="float16")}
 
 
 def _llama(layers: int, hidden: int, width: int, heads: int, head_dim: int, kv_heads: int, **rest: Any) -> ModelConfig:
@@ -54,7 +55,7 @@ def abstract(cfg: ModelConfig, dtype: jnp.dtype, format: Format | None) -> Param
     def quantised(path: tuple[str, ...], x: Any) -> Any:
         if format is None or path[-1] != "weight" or path[0] == "embed":
             return x
-        return jax.eval_shape(functools.partial(quantise, format=format, group=GROUPS.get(format)), x)
+        return qtensor.abstract(SCHEMES.get(format, Scheme(format)), x.shape)
 
     flat = traverse_util.flatten_dict(nn.unbox(abstract_params(cfg, dtype)))
     return traverse_util.unflatten_dict({path: quantised(path, x) for path, x in flat.items()})

@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from jaxsqueeze.checkpoint import layout
 from jaxsqueeze.checkpoint.source import SourceError, TensorSource
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.families import TensorRule, config_from_hf, rules, tensor_plan, units
+from jaxsqueeze.quant import qtensor
+from jaxsqueeze.quant.scheme import Scheme
 
 # Tensors some checkpoints carry although they follow from the config, or belong to parts that are not text.
 _DERIVED = re.compile(r".*\.rotary_emb\.inv_freq|.*\.(masked_bias|rotary_pos_emb.*)")
@@ -38,12 +41,10 @@ class Job:
     def paths(self, unit: str) -> list[str]:
         return [path for path in self.plan if path.startswith(f"{unit}/")]
 
-    def nbytes(self, dtype: np.dtype, unit: str | None = None) -> int:
-        """Bytes of the parameters of one unit, or of all, when stored in ``dtype``."""
+    def nbytes(self, dtype: np.dtype, schemes: Mapping[str, Scheme], unit: str | None = None) -> int:
+        """Bytes of the stored parameters of one unit, or of all."""
         paths = self.plan if unit is None else self.paths(unit)
-        return sum(
-            int(np.prod(rules.param_shape(self.config, p))) * rules.stored_dtype(p, dtype).itemsize for p in paths
-        )
+        return sum(layout.nbytes(self.config, path, dtype, schemes) for path in paths)
 
 
 def prepare(source: TensorSource) -> Job:
@@ -80,16 +81,22 @@ def prepare(source: TensorSource) -> Job:
     return Job(source, config, plan, tokenizer_files)
 
 
-def build_unit(job: Job, unit: str, dtype: np.dtype) -> dict[str, Any]:
-    """The nested parameters of one unit (without the unit's own name), weights in ``dtype``, norms in float32."""
-    params: dict[str, np.ndarray] = {}
+def build_unit(job: Job, unit: str, dtype: np.dtype, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+    """The nested stored arrays of one unit (without the unit's own name): see layout.py."""
+    params: dict[str, Any] = {}
     for path in job.paths(unit):
-        rule = job.plan[path]
-        own = rules.stored_dtype(path, dtype)
-        value = rules.apply(rule.rule, job.config, [job.source.get(name, own) for name in rule.sources])
-        assert (value.shape, value.dtype) == (rules.param_shape(job.config, path), own), path
-        params[path] = value
+        own = np.dtype(np.float32) if path in schemes else rules.stored_dtype(path, dtype)
+        value = build(job, path, own)
+        params[path] = qtensor.quantise_on_host(value, schemes[path]).arrays if path in schemes else value
     return unflatten_dict(params, sep="/")[unit]
+
+
+def build(job: Job, path: str, dtype: np.dtype) -> np.ndarray:
+    """The parameter at ``path`` in ``dtype``."""
+    rule = job.plan[path]
+    value = rules.apply(rule.rule, job.config, [job.source.get(name, dtype) for name in rule.sources])
+    assert (value.shape, value.dtype) == (rules.param_shape(job.config, path), dtype), path
+    return value
 
 
 def _missing(source: TensorSource, config: ModelConfig, name: str) -> str:

@@ -23,7 +23,9 @@ from jaxsqueeze.checkpoint.durable import Busy, building, exclusive, recover
 from jaxsqueeze.checkpoint.manifest import MANIFEST, Manifest, current_versions, is_converted, read_manifest
 from jaxsqueeze.checkpoint.orbax_units import checkpointer, write_unit
 from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, Report, SourceError, TensorSource, content_hash, quiet
+from jaxsqueeze.quant.scheme import Recipe, Scheme
 
+UNQUANTISED = Recipe()
 _SPARE_BYTES = 64 << 20  # tokenizer, manifest, store metadata
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_SPACE_TEXTS = tuple(os.strerror(code).lower() for code in _NO_SPACE)
@@ -35,12 +37,14 @@ def convert(
     *,
     name: str,
     dtype: DTypeName = "bfloat16",
+    recipe: Recipe = UNQUANTISED,
     force: bool = False,
     reuse: bool = False,
     report: Report = quiet,
 ) -> Manifest:
     """Converts ``source`` (called ``name`` in the manifest) into the folder ``out``.
 
+    ``recipe``: which weights are quantised, and how; the others are stored in ``dtype``.
     ``force`` replaces a converted folder that is there, and nothing else. ``reuse`` is for a cache: waits for another
     process that is converting to ``out``, takes a good folder as it is, replaces a damaged one. SourceError: nothing
     was written.
@@ -49,6 +53,10 @@ def convert(
     if not reuse:
         _check_place(out, force)
     job = prepare(source)
+    try:
+        schemes = recipe.schemes(job.plan)
+    except ValueError as error:
+        raise SourceError(str(error)) from error
     made = _make_parents(out.parent)
     try:
         with exclusive(out, wait=reuse):
@@ -58,9 +66,9 @@ def convert(
                     return read_manifest(out)
             elif not reuse:
                 _check_place(out, force)
-            _check_space(job, out, dtype)
+            _check_space(job, out, dtype, schemes)
             with building(out) as partial:
-                return _write(job, partial, name, dtype, report)
+                return _write(job, partial, name, dtype, recipe, schemes, report)
     except Busy:
         raise SourceError(f"{out}: another process is converting to this folder; wait for it to end") from None
     except PermissionError as error:
@@ -75,21 +83,30 @@ def convert(
                 folder.rmdir()
 
 
-def _write(job: Job, folder: Path, name: str, dtype: DTypeName, report: Report) -> Manifest:
-    total, done = job.nbytes(DTYPES[dtype]), 0
+def _write(
+    job: Job,
+    folder: Path,
+    name: str,
+    dtype: DTypeName,
+    recipe: Recipe,
+    schemes: dict[str, Scheme],
+    report: Report,
+) -> Manifest:
+    total, done = job.nbytes(DTYPES[dtype], schemes), 0
     for file_name, data in job.tokenizer_files.items():
         (folder / file_name).write_bytes(data)
     with _background_hash(job) as source_hash, checkpointer() as orbax:
         for unit in job.units:
             report("converting", done, total)
-            write_unit(orbax, folder, unit, build_unit(job, unit, DTYPES[dtype]))
-            done += job.nbytes(DTYPES[dtype], unit)
+            write_unit(orbax, folder, unit, build_unit(job, unit, DTYPES[dtype], schemes))
+            done += job.nbytes(DTYPES[dtype], schemes, unit)
         report("converting", total, total)
         files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
         manifest = Manifest(
             config=job.config,
             dtype=dtype,
-            quantization="none",
+            schemes=schemes,
+            quantisation="none" if recipe.scheme is None else str(recipe.scheme),
             source=name,
             source_hash=source_hash.result(),
             units=tuple(job.units),
@@ -126,8 +143,8 @@ def _check_place(out: Path, force: bool) -> None:
         raise SourceError(f"{out}: exists; pass --force to replace it, or choose another OUT")
 
 
-def _check_space(job: Job, out: Path, dtype: DTypeName) -> None:
-    need = job.nbytes(DTYPES[dtype]) + _SPARE_BYTES
+def _check_space(job: Job, out: Path, dtype: DTypeName, schemes: dict[str, Scheme]) -> None:
+    need = job.nbytes(DTYPES[dtype], schemes) + _SPARE_BYTES
     free = shutil.disk_usage(out.parent).free
     if free < need:
         raise SourceError(

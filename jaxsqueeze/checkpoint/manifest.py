@@ -11,8 +11,10 @@ from typing import Any
 
 from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, SourceError
 from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.quant import scheme
+from jaxsqueeze.quant.scheme import Scheme
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 _VERSIONED = ("jaxsqueeze", "jax", "orbax-checkpoint", "numpy", "gguf", "safetensors", "tokenizers")
 
@@ -22,8 +24,9 @@ class Manifest:
     """``files``: every other file of the folder (path from the folder) to its size in bytes."""
 
     config: ModelConfig
-    dtype: DTypeName  # of all weights; norm scales are float32
-    quantization: str  # "none": weights are stored in ``dtype``
+    dtype: DTypeName  # of all weights that are not quantised; norm scales are float32
+    schemes: dict[str, Scheme]  # of those that are, by parameter path
+    quantisation: str  # the same in a few words, "none" or "int4-g64, calibrated"
     source: str  # what was converted, as its user named it
     source_hash: str  # SHA-256 (see ``source.content_hash``)
     units: tuple[str, ...]  # one Orbax checkpoint each, under params/
@@ -33,7 +36,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return json.dumps({**fields, "config": self.config.to_json()}, indent=1).encode()
+        fields |= {"config": self.config.to_json(), "schemes": scheme.to_json(self.schemes)}
+        return json.dumps(fields, indent=1).encode()
 
 
 def current_versions() -> dict[str, str]:
@@ -55,17 +59,16 @@ def read_manifest(folder: Path) -> Manifest:
         version = data["format_version"]
         if version == FORMAT_VERSION:
             config = ModelConfig.from_json(data["config"])
-            manifest = Manifest(**{**data, "config": config, "units": tuple(data["units"])})
+            given = {"config": config, "schemes": scheme.from_json(data["schemes"]), "units": tuple(data["units"])}
+            manifest = Manifest(**{**data, **given})
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError(f"{path}: damaged ({error!r}); delete the folder and convert again") from error
     if version != FORMAT_VERSION:
         raise SourceError(
             f"{path}: format {version}, this program reads {FORMAT_VERSION}; delete the folder and convert again"
         )
-    if manifest.dtype not in DTYPES or manifest.quantization != "none":
-        raise SourceError(
-            f"{path}: {manifest.dtype}/{manifest.quantization} is not known here; delete the folder and convert again"
-        )
+    if manifest.dtype not in DTYPES:
+        raise SourceError(f"{path}: {manifest.dtype} is not known here; delete the folder and convert again")
     for name, size in manifest.files.items():
         file = folder / name
         if not file.is_file() or file.stat().st_size != size:

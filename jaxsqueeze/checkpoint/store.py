@@ -9,13 +9,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxsqueeze.checkpoint import layout
 from jaxsqueeze.checkpoint.manifest import read_manifest
 from jaxsqueeze.checkpoint.orbax_units import checkpointer, read_unit
 from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, Report, SourceError, cast, quiet
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.families import rules, tensor_plan, units
+from jaxsqueeze.quant import qtensor
 
 Placement = jax.sharding.Sharding | Callable[[str], jax.sharding.Sharding] | None
 _READERS = 4  # units read at once
@@ -29,11 +31,11 @@ def load_params(
     sharding: Placement = None,
     report: Report = quiet,
 ) -> dict[str, Any]:
-    """All parameters as a nested dict of jax arrays (layout: ``models/families/rules.py``).
+    """All parameters as a nested dict of jax arrays and QTensors (layout: ``models/families/rules.py``).
 
     ``cfg``: the config the caller will run, checked against the stored shapes; default the manifest's. ``dtype``:
-    weights are cast to it (norm scales stay float32); default as stored. ``sharding``: where arrays go, one for all
-    or by parameter path; default: the first device. SourceError for a damaged folder.
+    weights that are not quantised are cast to it (norm scales stay float32); default as stored. ``sharding``: where
+    arrays go, one for all or by parameter path; default: the first device. SourceError for a damaged folder.
     """
     manifest = read_manifest(folder)
     cfg = manifest.config if cfg is None else cfg
@@ -44,7 +46,9 @@ def load_params(
 
     def load(unit: str) -> dict[str, Any]:
         paths = [path for path in tensor_plan(cfg) if path.startswith(f"{unit}/")]
-        like = unflatten_dict({path: _stored(cfg, path, manifest.dtype) for path in paths}, sep="/")[unit]
+        schemes = manifest.schemes
+        arrays = {path: layout.stored(cfg, path, DTYPES[manifest.dtype], schemes) for path in paths}
+        like = unflatten_dict(arrays, sep="/")[unit]
         tree = read_unit(orbax, folder, unit, like)
 
         def place(keys: tuple[Any, ...], value: np.ndarray, expected: jax.ShapeDtypeStruct) -> jax.Array:
@@ -54,10 +58,16 @@ def load_params(
                     f"{folder}: {path} is {value.dtype}{list(value.shape)}, not {expected.dtype}"
                     f"{list(expected.shape)}; delete the folder and convert again"
                 )
-            value = cast(value, rules.stored_dtype(path, target))
+            if path in arrays:
+                value = cast(value, rules.stored_dtype(path, target))
             return jax.device_put(value, sharding(path) if callable(sharding) else sharding)
 
-        return jax.tree_util.tree_map_with_path(place, tree, like)
+        placed = jax.tree_util.tree_map_with_path(place, tree, like)
+        leaves = flatten_dict({unit: placed}, is_leaf=lambda keys, _: "/".join(keys) in arrays)
+        for keys, value in leaves.items():
+            if (path := "/".join(keys)) in schemes:
+                leaves[keys] = qtensor.from_arrays(value, schemes[path], rules.param_shape(cfg, path))
+        return unflatten_dict(leaves)[unit]
 
     params: dict[str, Any] = {}
     with checkpointer() as orbax, ThreadPoolExecutor(_READERS) as pool:
@@ -65,7 +75,3 @@ def load_params(
             params[unit] = tree
             report("loading", done, len(names))
     return params
-
-
-def _stored(cfg: ModelConfig, path: str, dtype: DTypeName) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(rules.param_shape(cfg, path), rules.stored_dtype(path, DTYPES[dtype]))

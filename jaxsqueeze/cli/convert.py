@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxsqueeze.checkpoint.manifest import Manifest, read_manifest
 from jaxsqueeze.checkpoint.source import DTYPES, SourceError
+from jaxsqueeze.quant.scheme import DEFAULT_GROUP, GROUPS, WEIGHTS, Recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="folder to write; default: checkpoints/<name>")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="type of the stored weights")
+    quantised = parser.add_argument_group("quantised weights")
+    quantised.add_argument("--weights", choices=WEIGHTS, default="bf16", help="format of the layers' matmul weights")
+    quantised.add_argument(
+        "--group-size", type=int, choices=GROUPS, default=DEFAULT_GROUP, help="int4, int2: inputs that share a scale"
+    )
+    quantised.add_argument(
+        "--zero-points", action="store_true", help="int4, int2: each group has a zero point of its own"
+    )
+    pattern = {"metavar": "PATTERN", "action": "append", "default": []}
+    quantised.add_argument(
+        "--keep",
+        help="weights left as they are, like 'layers_0/*' or '*/mlp/down/weight'; repeat for several",
+        **pattern,
+    )
+    quantised.add_argument(
+        "--also", help="quantise these too: 'embed/weight', 'lm_head/weight'; repeat for several", **pattern
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
 
 
@@ -30,6 +48,13 @@ def _on_cpu() -> Callable[..., Manifest]:
     return convert
 
 
+def _recipe(args: argparse.Namespace) -> Recipe:
+    try:
+        return Recipe(args.weights, args.group_size, args.zero_points, tuple(args.keep), tuple(args.also))
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+
+
 def run(args: argparse.Namespace) -> int:
     """Converts; 0, or 2 for input that cannot be converted (one sentence on stderr, nothing written)."""
     from jaxsqueeze.checkpoint.progress import progress_bars
@@ -41,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
             out = args.out or Path("checkpoints") / resolved.name
             source = resolved.open()
             convert = _on_cpu()
-            convert(source, out, name=args.source, dtype=args.dtype, force=args.force, report=report)
+            recipe = _recipe(args)
+            convert(source, out, name=args.source, dtype=args.dtype, recipe=recipe, force=args.force, report=report)
     except SourceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

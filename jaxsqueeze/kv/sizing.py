@@ -7,10 +7,9 @@ import dataclasses
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from jaxsqueeze.config import EngineConfig
-from jaxsqueeze.kv.pool import kv_bytes_per_page
+from jaxsqueeze.kv.pool import Storage, kv_bytes_per_page
 from jaxsqueeze.models.config import ModelConfig
 
 CPU_KV_BYTES = 2**30  # default on CPU, unless a quarter of the free memory is less
@@ -28,7 +27,7 @@ class PoolSize:
 
 
 def size_pool(
-    cfg: ModelConfig, table_widths: tuple[int, ...], page_size: int, storage: jnp.dtype, kv_bytes: int
+    cfg: ModelConfig, table_widths: tuple[int, ...], page_size: int, storage: Storage, kv_bytes: int
 ) -> PoolSize:
     """Pages in the proportion in which one request of max_model_len needs them (``table_widths`` pages per group).
 

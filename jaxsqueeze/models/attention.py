@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from jaxsqueeze.kv.pool import Pages
 from jaxsqueeze.models.config import LayerConfig, ModelConfig
 from jaxsqueeze.models.layers import Linear, RMSNorm
 from jaxsqueeze.models.rope import apply_rope
@@ -55,11 +56,11 @@ class Attention(nn.Module):
     def __call__(
         self,
         x_TH: jax.Array,
-        k_pages: jax.Array,
-        v_pages: jax.Array,
+        k: Pages,
+        v: Pages,
         rows: tuple[QueryRows, ...],
         rope: tuple[jax.Array, jax.Array] | None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, Pages, Pages]:
         """Writes the new keys and values, then attends. ``rope``: cos and sin, f32[T, rotary / 2].
 
         Returns output [T, H] and the layer's updated pages.
@@ -68,24 +69,24 @@ class Attention(nn.Module):
         K, G, D = c.num_kv_heads, c.q_per_kv, c.head_dim
         axes = ("kv_heads", "q_and_kv", "head_dim", "hidden")
         qkv = Linear((K, G + 2, D, c.hidden_size), axes, self.dtype, self.target, c.qkv_bias, name="qkv")(x_TH)
-        q, k, v = qkv[:, :, :G], qkv[:, :, G], qkv[:, :, G + 1]
+        q, new_k, new_v = qkv[:, :, :G], qkv[:, :, G], qkv[:, :, G + 1]
         if c.qk_norm:
             q = RMSNorm(D, c.norm_eps, jnp.float32, name="q_norm")(q)
-            k = RMSNorm(D, c.norm_eps, jnp.float32, name="k_norm")(k)
+            new_k = RMSNorm(D, c.norm_eps, jnp.float32, name="k_norm")(new_k)
         if rope is not None:
             cos, sin = rope
             q = apply_rope(q, cos[:, None, None], sin[:, None, None])
-            k = apply_rope(k, cos[:, None], sin[:, None])
+            new_k = apply_rope(new_k, cos[:, None], sin[:, None])
 
-        q, k, v = (a.astype(self.dtype) for a in (q, k, v))
+        q, new_k, new_v = (a.astype(self.dtype) for a in (q, new_k, new_v))
         # A request that fails must leave nothing in its pages that reaches their next owner: masked weights are zero,
         # and 0 * NaN is NaN. Its own NaN stays in K and in the residual stream, so its logits still tell.
-        v = jnp.where(jnp.isfinite(v), v, 0)
-        page_size = k_pages.shape[2]
+        new_v = jnp.where(jnp.isfinite(new_v), new_v, 0)
+        page_size = k.data.shape[2]
         places = [r.write_places(self.group, page_size) for r in rows]
         page, offset = (jnp.concatenate(x) for x in zip(*places, strict=True))
-        k_pages, _ = kv_write(k_pages, None, k, page, offset, target=self.target)
-        v_pages, _ = kv_write(v_pages, None, v, page, offset, target=self.target)
+        k = Pages(*kv_write(k.data, k.scales, new_k, page, offset, target=self.target))
+        v = Pages(*kv_write(v.data, v.scales, new_v, page, offset, target=self.target))
 
         outputs, start = [], 0
         for r in rows:
@@ -94,14 +95,16 @@ class Attention(nn.Module):
             part = q[start : start + r.num_tokens].reshape(n, width, K, G, D)
             out = paged_attention(
                 part,
-                k_pages,
-                v_pages,
+                k.data,
+                v.data,
                 pages.table,
                 pages.base,
                 r.positions,
                 scale=c.attn_scale,
                 window=self.layer.window,
                 softcap=c.attn_softcap,
+                k_scales=k.scales,
+                v_scales=v.scales,
                 target=self.target,
             )
             outputs.append(out.reshape(r.num_tokens, K * G * D))
@@ -109,4 +112,4 @@ class Attention(nn.Module):
         x = jnp.concatenate(outputs)
         out_axes = ("hidden", "heads")
         o = Linear((c.hidden_size, K * G * D), out_axes, self.dtype, self.target, c.o_bias, name="o")
-        return o(x), k_pages, v_pages
+        return o(x), k, v

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxsqueeze.kv.pool import KVPool, abstract_pool
+from jaxsqueeze.kv.pool import KVPool, Storage, abstract_pool
 from jaxsqueeze.models.attention import Attention, GroupPages, QueryRows
 from jaxsqueeze.models.config import LayerConfig, ModelConfig
 from jaxsqueeze.models.layers import Embedding, GatedMLP, RMSNorm
@@ -126,7 +126,7 @@ def abstract_params(cfg: ModelConfig, dtype: jnp.dtype) -> Params:
     groups = cfg.cache_groups()
     pages = GroupPages(jax.ShapeDtypeStruct((1, 1), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32))
     rows = (QueryRows(jax.ShapeDtypeStruct((1, 1), jnp.int32), (pages,) * len(groups)),)
-    pool = abstract_pool(cfg, (2,) * len(groups), 1, dtype)
+    pool = abstract_pool(cfg, (2,) * len(groups), 1, Storage(dtype, dtype, dtype))
     model = Decoder(cfg, dtype, max_len=1, target=CPU)
 
     def init(tokens, pool, rows):

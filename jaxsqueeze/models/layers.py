@@ -97,6 +97,8 @@ class Embedding(nn.Module):
         self.weight = weight_param(self, (self.vocab_size, self.hidden_size), ("vocab", "hidden"), self.dtype)
 
     def __call__(self, tokens_T: jax.Array) -> jax.Array:
+        if isinstance(self.weight, QTensor):
+            return self.weight.take(tokens_T).astype(self.dtype)
         bits = weight_bits(self)
         if bits is not None:  # looking up bf16 rows, XLA:CPU would convert the whole table to f32 first
             return lax.bitcast_convert_type(jnp.take(bits, tokens_T, axis=0, mode="clip"), self.dtype)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
+from jaxsqueeze.quant.scheme import Scheme
 from pallas_kernels.quant_matmul import packing
 from pallas_kernels.quant_matmul.api import quant_matmul
-from pallas_kernels.quant_matmul.problem import Format
+from pallas_kernels.quant_matmul.problem import Format, Problem
 from pallas_kernels.target import Target
+
+_BLOCK = 1 << 22  # weights quantised at once on the host: bounds the temporaries
 
 
 @struct.dataclass
 class QTensor:
-    """Stands for a weight of ``shape = (*out, in)``; arrays as pallas_kernels/quant_matmul/api.py lays them out, with
-    the ``out`` axes as one."""
+    """Stands for a weight of ``shape = (*out, in)``; arrays as pallas_kernels/quant_matmul/packing.py lays them out,
+    with the ``out`` axes as one."""
 
     codes: jax.Array
     scales: jax.Array
@@ -29,8 +36,73 @@ class QTensor:
         y = quant_matmul(x_TI, self.codes, self.scales, self.zeros, format=self.format, target=target)
         return y.reshape(x_TI.shape[0], *self.shape[:-1])
 
+    def take(self, rows_T: jax.Array) -> jax.Array:
+        """f32[T, in]: rows of a weight [out, in], as ``jnp.take(weight, rows, axis=0, mode="clip")``."""
+        take = functools.partial(jnp.take, indices=rows_T, mode="clip")
+        axis = self.scales.ndim - 1  # of outputs
+        zeros = None if self.zeros is None else take(self.zeros, axis=axis)
+        scales = take(self.scales, axis=axis)
+        return packing.dequantise(take(self.codes, axis=0), scales, zeros, self.format, self.shape[-1])
 
-def quantise(weight: jax.Array, format: Format, group: int | None = None, *, zero_points: bool = False) -> QTensor:
+    def dequantise(self) -> jax.Array:
+        """f32[*out, in]: the weight that this stands for."""
+        weight = packing.dequantise(self.codes, self.scales, self.zeros, self.format, self.shape[-1])
+        return weight.reshape(self.shape)
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """What a checkpoint stores of it."""
+        arrays = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+
+def from_arrays(arrays: dict[str, Any], scheme: Scheme, shape: tuple[int, ...]) -> QTensor:
+    """The QTensor of what ``arrays`` gave, or of their abstract kind."""
+    return QTensor(arrays["codes"], arrays["scales"], arrays.get("zeros"), format=scheme.format, shape=shape)
+
+
+def abstract(scheme: Scheme, shape: tuple[int, ...]) -> QTensor:
+    """Shapes and types of a weight of ``shape = (*out, in)`` in ``scheme``."""
+    out = math.prod(shape[:-1])
+    problem = Problem(0, out, shape[-1], "float32", scheme.format, scheme.group, scheme.zeros, scheme.scale_dtype)
+    return QTensor(*problem.inputs()[1:], format=scheme.format, shape=shape)
+
+
+def quantise(weight: jax.Array, scheme: Scheme) -> QTensor:
     """Round-to-nearest codes of ``weight [*out, in]``."""
     matrix = weight.reshape(math.prod(weight.shape[:-1]), weight.shape[-1])
-    return QTensor(*packing.quantise(matrix, format, group, zero_points), format=format, shape=weight.shape)
+    return QTensor(*_quantise(matrix, scheme), format=scheme.format, shape=weight.shape)
+
+
+def quantise_on_host(weight: np.ndarray, scheme: Scheme) -> QTensor:
+    """As ``quantise``, in numpy arrays, some rows at a time: its private memory is little beside the result."""
+    like = abstract(scheme, weight.shape)
+    made = jax.tree.map(lambda s: np.empty(s.shape, s.dtype), like)
+    matrix = weight.reshape(-1, weight.shape[-1])
+    rows = max(1, _BLOCK // matrix.shape[1])
+    for first in range(0, len(matrix), rows):
+        part = slice(first, first + rows)
+        codes, *others = _quantise(matrix[part], scheme)
+        made.codes[part] = codes
+        for whole, piece in zip((made.scales, made.zeros), others, strict=True):
+            if piece is not None:
+                whole[..., part] = piece
+    return made
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _quantise(matrix: jax.Array, scheme: Scheme) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    dtype = jnp.dtype(scheme.scale_dtype)
+    return packing.quantise(matrix, scheme.format, scheme.group, scheme.zeros, dtype)
+
+
+def for_target(params: dict[str, Any], target: Target) -> dict[str, Any]:
+    """``params`` as ``target`` multiplies them quickest. On CPU int8 weights take int8 activations too: XLA:CPU
+    multiplies those several times faster than it converts the weights to floats."""
+
+    def chosen(x: Any) -> Any:
+        if isinstance(x, QTensor) and x.format == "int8" and x.scales.ndim == 1 and target.platform == "cpu":
+            return x.replace(format="w8a8")
+        return x
+
+    return jax.tree.map(chosen, params, is_leaf=lambda x: isinstance(x, QTensor))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig
-from jaxsqueeze.kv.pool import KVPool, abstract_pool, allocate, storage_dtype
+from jaxsqueeze.kv.pool import KVPool, Storage, abstract_pool, allocate
 from jaxsqueeze.models.attention import GroupPages
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.decoder import Decoder, Params
@@ -47,6 +47,7 @@ class Runner:
         params: Params,
         *,
         dtype: jnp.dtype,
+        storage: Storage,
         max_model_len: int,
         num_pages: tuple[int, ...],
         table_widths: tuple[int, ...],
@@ -59,10 +60,10 @@ class Runner:
         self.buckets = make_buckets(config, decode_sizes(config.max_slots, platform, jnp.dtype(dtype).name))
         self._variables = with_views(params)
         self._model = Decoder(model_config, jnp.dtype(dtype), max_model_len, Target.of(jax.devices()[0]))
-        self._abstract_pool = abstract_pool(
-            model_config, num_pages, config.page_size, storage_dtype(jnp.dtype(dtype), platform)
-        )
-        facts = model_config, dataclasses.replace(config, model="", seed=0), dtype, max_model_len, self._abstract_pool
+        self._abstract_pool = abstract_pool(model_config, num_pages, config.page_size, storage)
+        weights = jax.tree.map(jax.typeof, self._variables)
+        settings = dataclasses.replace(config, model="", seed=0)
+        facts = model_config, settings, dtype, max_model_len, self._abstract_pool, weights
         self._store = ProgramStore(programs, *facts, table_widths)
         self._programs: dict[Key, Callable[..., Any]] = {}
         self._wants_logprobs = np.zeros(config.max_slots + 1, bool)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jaxsqueeze.bench import random_arrays, random_model
-from pallas_kernels.quant_matmul import packing
 
 
 @pytest.fixture(params=[random_arrays.BLOCK, 1009], ids=["one block", "repeated"])
@@ -52,7 +51,7 @@ def test_quantised_weights_stand_for_weights_of_the_usual_size(format):
     params = random_model.make(random_model.SHAPES["tiny"], jnp.dtype(jnp.float32), format)
     weight = params["layers_0"]["mlp"]["down"]["weight"]
     assert weight.format == format
-    values = packing.dequantise(weight.codes, weight.scales, weight.zeros, weight.format, weight.shape[-1])
+    values = weight.dequantise()
     assert abs(float(values.std()) / random_model.STD - 1) < 0.1
     assert isinstance(params["embed"]["weight"], jax.Array)  # it is looked up
 

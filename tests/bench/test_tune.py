@@ -24,7 +24,7 @@ from jaxsqueeze.bench import random_model, timing, tune, tune_command
 from jaxsqueeze.bench.model_problems import problems
 from jaxsqueeze.bench.timing import Timing
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig
-from jaxsqueeze.kv.pool import abstract_pool
+from jaxsqueeze.kv.pool import Storage, abstract_pool
 from jaxsqueeze.models.attention import GroupPages
 from jaxsqueeze.models.config import LayerConfig
 from jaxsqueeze.models.decoder import Decoder
@@ -197,7 +197,7 @@ def test_problems_of_a_model_are_what_its_programs_ask_for(monkeypatch):
 
     params, state = jax.eval_shape(lambda: initial_state(4, cfg.vocab_size))
     variables = {"params": random_model.abstract(cfg, dtype, "int4")}
-    device = variables, abstract_pool(cfg, (9, 9), 16, dtype), state, params
+    device = variables, abstract_pool(cfg, (9, 9), 16, Storage(dtype, dtype, dtype)), state, params
     buckets = make_buckets(config, decode_sizes(4, "cpu", "float32"))
     monkeypatch.setattr(dispatch, "run", run)  # from here on: what made the parameters' shapes is no program
     for B in buckets.decode:

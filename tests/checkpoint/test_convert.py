@@ -23,7 +23,7 @@ import pytest
 from jaxsqueeze.checkpoint import convert as convert_module
 from jaxsqueeze.checkpoint.convert import convert
 from jaxsqueeze.checkpoint.hf import HFFolder
-from jaxsqueeze.checkpoint.manifest import is_converted, read_manifest
+from jaxsqueeze.checkpoint.manifest import FORMAT_VERSION, is_converted, read_manifest
 from jaxsqueeze.checkpoint.source import SourceError
 from jaxsqueeze.checkpoint.store import load_params
 from jaxsqueeze.text.tokenizer import Tokenizer
@@ -119,7 +119,7 @@ def test_manifest(folder: Path, tmp_path: Path) -> None:
     returned = convert(HFFolder(folder), out, name="some/model", dtype="float32")
     manifest = read_manifest(out)
     assert manifest == returned
-    assert (manifest.dtype, manifest.quantization, manifest.source) == ("float32", "none", "some/model")
+    assert (manifest.dtype, manifest.quantisation, manifest.source) == ("float32", "none", "some/model")
     assert manifest.config.head_dim == 8
     assert manifest.config.eos_token_ids == (2,)
     assert manifest.versions["jax"] == jax.__version__
@@ -338,7 +338,7 @@ def test_damaged_folders_are_named(folder: Path, tmp_path: Path, damage: str) ->
         changed = {
             "manifest": text[: len(text) // 2],
             "field": text.replace('"num_kv_heads"', '"kv_heads"'),
-            "version": text.replace('"format_version": 1', '"format_version": 99'),
+            "version": text.replace(f'"format_version": {FORMAT_VERSION}', '"format_version": 99'),
         }[damage]
         assert changed != text
         manifest.write_text(changed)

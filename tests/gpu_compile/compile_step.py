@@ -25,8 +25,8 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsqueeze.bench import random_model
-from jaxsqueeze.config import PREFILL_ROW, EngineConfig
-from jaxsqueeze.kv.pool import abstract_pool, storage_dtype
+from jaxsqueeze.config import PREFILL_ROW, EngineConfig, KVDtypes
+from jaxsqueeze.kv.pool import abstract_pool, storage
 from jaxsqueeze.models.attention import GroupPages, QueryRows
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.decoder import Decoder
@@ -134,7 +134,7 @@ def main(device: str, weights: str, step: str, folder: str) -> None:
         return jax.tree.map(lambda s: shape(s.shape, s.dtype), tree)
 
     params = placed(random_model.abstract(MODEL, DTYPE, None if weights == "bf16" else weights))
-    pool = placed(abstract_pool(MODEL, (PAGES,), EngineConfig.page_size, storage_dtype(DTYPE, "cuda")))
+    pool = placed(abstract_pool(MODEL, (PAGES,), EngineConfig.page_size, storage(KVDtypes(), DTYPE, "cuda")))
     slot_params, state = placed(jax.eval_shape(lambda: initial_state(SLOTS, MODEL.vocab_size)))
     make, inputs, tokens, logit_rows = STEPS[step]
     model = Decoder(MODEL, DTYPE, MODEL.max_position, TARGETS[device])

@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxsqueeze.config import EngineConfig
+from jaxsqueeze.config import EngineConfig, KVDtypes
 from jaxsqueeze.kv import sizing
-from jaxsqueeze.kv.pool import abstract_pool, allocate, kv_bytes_per_page, storage_dtype
+from jaxsqueeze.kv.pool import Storage, abstract_pool, allocate, kv_bytes_per_page, storage
 from jaxsqueeze.models.config import LayerConfig, ModelConfig, RopeConfig
 from jaxsqueeze.sched import table_width
 
 PAGE = 16
-F32, BF16 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
+F32, BF16, BITS = (
+    Storage(*[jnp.dtype(x)] * 2, jnp.dtype(y))
+    for x, y in (("float32", "float32"), ("bfloat16", "bfloat16"), ("uint16", "bfloat16"))
+)
 
 
 def model(*windows: int | None, kv_heads: int = 3, head_dim: int = 64) -> ModelConfig:
@@ -48,14 +51,37 @@ def test_bytes_of_a_page():
     of 3 heads of 64 in bf16 are 23,040 bytes a token."""
     cfg = model(*[None] * 30)
     assert kv_bytes_per_page(cfg, 30, PAGE, BF16) == 23_040 * PAGE
-    assert kv_bytes_per_page(cfg, 30, PAGE, jnp.dtype(jnp.uint16)) == 23_040 * PAGE
+    assert kv_bytes_per_page(cfg, 30, PAGE, BITS) == 23_040 * PAGE
     assert kv_bytes_per_page(cfg, 30, PAGE, F32) == 2 * 23_040 * PAGE
 
 
+def test_bytes_of_codes():
+    """Each head of 64 values: 64 bytes and a scale of 4 in int8, 32 and 4 in int4."""
+    cfg = model(*[None] * 30)
+
+    def bytes_of(text: str) -> int:
+        return kv_bytes_per_page(cfg, 30, PAGE, storage(KVDtypes.parse(text), jnp.dtype(jnp.bfloat16), "cpu"))
+
+    heads = 30 * 3 * PAGE
+    assert bytes_of("int8") == heads * 2 * 68
+    assert bytes_of("k=int8,v=int4") == heads * (68 + 36)
+    assert bytes_of("v=int4") == heads * (128 + 36)
+
+
 def test_bf16_is_kept_as_bits_on_cpu_only():
-    assert storage_dtype(BF16, "cpu") == jnp.uint16
-    assert storage_dtype(BF16, "gpu") == BF16
-    assert storage_dtype(F32, "cpu") == F32
+    for dtype, platform, right in (("bfloat16", "cpu", BITS), ("bfloat16", "gpu", BF16), ("float32", "cpu", F32)):
+        assert storage(KVDtypes(), jnp.dtype(dtype), platform) == right
+
+
+def test_kv_that_cannot_be_is_refused():
+    for text in ("int3", "k=int8,w=int4", "k=int8,v=", "", "int8,int4"):
+        with pytest.raises(ValueError, match="like k=int8,v=int4, got"):
+            KVDtypes.parse(text)
+    with pytest.raises(ValueError, match="a float32 model cannot keep its KV in bf16"):
+        storage(KVDtypes.parse("bf16"), jnp.dtype(jnp.float32), "cpu")
+    odd = model(None, head_dim=5)
+    with pytest.raises(ValueError, match="int4 KV packs two values a byte: it does not hold heads of 5"):
+        abstract_pool(odd, (2,), PAGE, storage(KVDtypes.parse("int4"), jnp.dtype(jnp.float32), "cpu"))
 
 
 def test_the_pool_is_as_large_as_was_said():
@@ -66,17 +92,17 @@ def test_the_pool_is_as_large_as_was_said():
     assert held == sum(n * b for n, b in zip(size.num_pages, size.page_bytes, strict=True))
     assert held <= 30_000_000
     full, windowed = size.num_pages
-    assert [k.shape[0] for k in arrays.k] == [windowed, full, windowed, windowed]
+    assert [k.data.shape[0] for k in arrays.k] == [windowed, full, windowed, windowed]
 
 
 def test_a_pool_starts_as_zeros():
     cfg = model(8, None, kv_heads=1, head_dim=8)
-    pool = allocate(abstract_pool(cfg, (3, 2), PAGE, jnp.dtype(jnp.uint16)))
+    pool = allocate(abstract_pool(cfg, (3, 2), PAGE, BITS))
     for a in jax.tree.leaves(pool):
         assert a.dtype == jnp.uint16
         assert not np.asarray(a).any()
-    assert pool.k[0].shape == (2, 1, PAGE, 8)
-    assert pool.v[1].shape == (3, 1, PAGE, 8)
+    assert pool.k[0].data.shape == (2, 1, PAGE, 8)
+    assert pool.v[1].data.shape == (3, 1, PAGE, 8)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxsqueeze.kv.pool import abstract_pool
+from jaxsqueeze.kv.pool import Pages, Storage, abstract_pool
 from jaxsqueeze.models import families
 from jaxsqueeze.models.attention import GroupPages, QueryRows
 from jaxsqueeze.models.config import ModelConfig
@@ -123,7 +123,7 @@ class PagedSession:
         self.groups = self.cfg.cache_groups()
         self.width = -(-len(golden.ids) // page_size) + 1
         num_pages = (sequences * self.width + 1,) * len(self.groups)
-        pool = abstract_pool(self.cfg, num_pages, page_size, jnp.dtype(jnp.float32))
+        pool = abstract_pool(self.cfg, num_pages, page_size, Storage(*[jnp.dtype(jnp.float32)] * 3))
         self.pool = jax.tree.map(lambda s: jnp.full(s.shape, JUNK, s.dtype), pool)
         rng = np.random.default_rng(0)
         self.free = [list(rng.permutation(np.arange(1, n))) for n in num_pages]
@@ -182,8 +182,8 @@ class PagedSession:
 
 
 @jax.jit
-def _fill_page(pages: jax.Array, page: jax.Array) -> jax.Array:
-    return pages.at[page].set(JUNK)
+def _fill_page(pages: Pages, page: jax.Array) -> Pages:
+    return jax.tree.map(lambda x: x.at[page].set(JUNK), pages)
 
 
 @pytest.fixture(scope="session")

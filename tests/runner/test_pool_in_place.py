@@ -5,11 +5,11 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxsqueeze.kv.pool import abstract_pool, storage_dtype
+from jaxsqueeze.config import KVDtypes
+from jaxsqueeze.kv.pool import abstract_pool, storage
 from jaxsqueeze.models.attention import GroupPages
 from jaxsqueeze.models.config import LayerConfig, ModelConfig, RopeConfig
 from jaxsqueeze.models.decoder import Decoder, abstract_params
@@ -41,7 +41,7 @@ def compiled_decode(rows: int, dtype: jnp.dtype) -> jax.stages.Compiled:
     shape = jax.ShapeDtypeStruct
     pages = GroupPages(shape((rows, 16), jnp.int32), shape((rows,), jnp.int32))
     inputs = DecodeInputs(shape((rows,), jnp.int32), (pages, pages), shape((), jnp.int32))
-    pool = abstract_pool(CONFIG, (PAGES, PAGES), 4, storage_dtype(dtype, "cpu"))
+    pool = abstract_pool(CONFIG, (PAGES, PAGES), 4, storage(KVDtypes(), dtype, "cpu"))
     slot_params, state = jax.eval_shape(lambda: initial_state(SLOTS, CONFIG.vocab_size))
     params = jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), nn.unbox(abstract_params(CONFIG, dtype)))
     variables = with_views(params)
@@ -55,7 +55,7 @@ def test_no_layer_of_the_pool_is_copied(name):
     compiled = compiled_decode(decode_sizes(SLOTS, "cpu", name)[0], dtype)
     of_pool = rf"\[{PAGES},3,4,8\]\S* copy\("
     assert not re.findall(of_pool, compiled.as_text())
-    layer_bytes = PAGES * 3 * 4 * 8 * np.dtype(storage_dtype(dtype, "cpu")).itemsize
+    layer_bytes = PAGES * 3 * 4 * 8 * dtype.itemsize
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= 4 * layer_bytes, "K and V of both layers are donated"
     assert memory.temp_size_in_bytes < layer_bytes

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxsqueeze.bench import random_model
 from jaxsqueeze.bench.model_problems import problems
-from jaxsqueeze.config import PREFILL_ROW, EngineConfig
-from jaxsqueeze.kv.pool import kv_bytes_per_page, storage_dtype
+from jaxsqueeze.config import PREFILL_ROW, EngineConfig, KVDtypes
+from jaxsqueeze.kv.pool import kv_bytes_per_page, storage
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.runner.buckets import Buckets
 from jaxsqueeze.runner.runner import Pending, Runner
@@ -89,11 +89,13 @@ class Session:
             decode_steps=MANY,
         )
         self.params = random_model.make(cfg, jnp.dtype(dtype), format)
+        kv = storage(KVDtypes(), jnp.dtype(dtype), jax.default_backend())
         self._runner = Runner(
             cfg,
             config,
             self.params,
             dtype=jnp.dtype(dtype),
+            storage=kv,
             max_model_len=size.max_len,
             num_pages=(1 + slots * width,),
             table_widths=(width,),
@@ -105,8 +107,7 @@ class Session:
         ids = np.random.default_rng(0).permutation(np.arange(1, 1 + slots * width, dtype=np.int32))
         table[:slots] = ids.reshape(slots, width)
         self._tables = (GroupTables(table, np.zeros(slots + 1, np.int32)),)
-        storage = storage_dtype(jnp.dtype(dtype), jax.default_backend())
-        self._kv_bytes = kv_bytes_per_page(cfg, len(group.layers), 1, storage)
+        self._kv_bytes = kv_bytes_per_page(cfg, len(group.layers), 1, kv)
 
     def compile(self) -> float:
         """Seconds. Kernels are compiled first, in parallel: traced programs would ask for one after another."""

@@ -1,0 +1,85 @@
+"""How a weight is stored, as plain facts: what a manifest says of it, and what a user asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable
+from typing import Any
+
+from pallas_kernels.quant_matmul.problem import GROUPS, PARTS, Format
+
+WEIGHTS = ("bf16", "int8", "int4", "int2", "fp8")  # what --weights takes
+DEFAULT_GROUP = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """One stored weight's format; layouts are in pallas_kernels/quant_matmul/packing.py. ``group``: inputs that share a
+    scale, 0: one scale for each output."""
+
+    format: Format
+    group: int = 0
+    zeros: bool = False
+    scale_dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return self.format + (f"-g{self.group}" if self.group else "") + ("-zeros" if self.zeros else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a user asks of a conversion. ``keep`` and ``also`` are patterns of parameter paths (``layers_0/attn/*``):
+    weights left as they are, and weights quantised that by default are not (embedding, output head).
+
+    Raises ValueError for a combination that does not exist.
+    """
+
+    weights: str = "bf16"
+    group: int = DEFAULT_GROUP
+    zeros: bool = False
+    keep: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
+        if self.group not in GROUPS:
+            raise ValueError(f"group size must be one of {', '.join(map(str, GROUPS))}, got {self.group}")
+        if self.zeros and self.weights not in PARTS:
+            raise ValueError(f"zero points are for {' and '.join(PARTS)} weights, not for {self.weights}")
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """Of every weight that is quantised; None: nothing is."""
+        if self.weights == "bf16":
+            return None
+        if self.weights in PARTS:
+            return Scheme(self.weights, self.group, self.zeros, "float16")
+        return Scheme(self.weights)
+
+    def schemes(self, paths: Iterable[str]) -> dict[str, Scheme]:
+        """The scheme of each parameter path that is quantised: every layer's matmul weights but for ``keep``, and what
+        is in ``also``. Raises ValueError for a pattern that no weight matches."""
+        weights = [path for path in paths if path.endswith("/weight")]
+        for pattern in (*self.keep, *self.also):
+            if not fnmatch.filter(weights, pattern):
+                raise ValueError(f"no weight matches {pattern!r}; they are called {weights[0]}, {weights[1]}, ...")
+        if self.scheme is None:
+            return {}
+
+        def wanted(path: str) -> bool:
+            if any(fnmatch.fnmatchcase(path, pattern) for pattern in self.keep):
+                return False
+            return path.startswith("layers_") or any(fnmatch.fnmatchcase(path, pattern) for pattern in self.also)
+
+        return {path: self.scheme for path in weights if wanted(path)}
+
+
+def to_json(schemes: dict[str, Scheme]) -> dict[str, Any]:
+    return {path: dataclasses.asdict(scheme) for path, scheme in schemes.items()}
+
+
+def from_json(data: dict[str, Any]) -> dict[str, Scheme]:
+    """Raises TypeError for fields that are not a scheme's."""
+    return {path: Scheme(**fields) for path, fields in data.items()}
