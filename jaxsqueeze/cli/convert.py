@@ -49,6 +49,8 @@ def _on_cpu() -> Callable[..., Manifest]:
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
+    if args.weights == "int2":
+        raise SourceError("int2 weights must be calibrated, which convert cannot do yet; choose int4")
     try:
         return Recipe(args.weights, args.group_size, args.zero_points, tuple(args.keep), tuple(args.also))
     except ValueError as error:
