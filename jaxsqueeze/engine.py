@@ -28,14 +28,12 @@ from jaxsqueeze.checkpoint.store import load_params
 from jaxsqueeze.config import PREFILL_ROW, EngineConfig, KVDtypes
 from jaxsqueeze.kv.pool import storage as kv_storage
 from jaxsqueeze.kv.sizing import default_kv_bytes, size_pool
-from jaxsqueeze.quant import qtensor
 from jaxsqueeze.report.ledger import GroupLedger, Ledger
 from jaxsqueeze.runner.compiles import CompileCounter
 from jaxsqueeze.runner.runner import Pending, Runner
 from jaxsqueeze.sched import Scheduler, SchedulerStats, table_width
 from jaxsqueeze.text.tokenizer import Tokenizer
 from jaxsqueeze.types import Request, StepPlan, TokenEvent
-from pallas_kernels.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +68,6 @@ class Engine:
         if self.max_model_len > cfg.max_position:
             log.warning("max_model_len %d is past the %d of the checkpoint", self.max_model_len, cfg.max_position)
         params = load_params(folder, cfg, dtype=config.dtype, report=report)
-        params = qtensor.for_target(params, Target.of(jax.devices()[0]))
 
         groups, dtype = cfg.cache_groups(), jnp.dtype(config.dtype)
         widths = tuple(

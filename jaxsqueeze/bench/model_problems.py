@@ -83,7 +83,7 @@ def _matmul(weight: QTensor, T: int, dtype: str) -> Matmul:
         width,
         dtype,
         weight.format,
-        random_model.GROUPS[weight.format] if grouped else 0,
+        random_model.SCHEMES[weight.format].group if grouped else 0,
         weight.zeros is not None,
         weight.scales.dtype.name,
     )

@@ -10,6 +10,7 @@ import sys
 COMMANDS = {
     "serve": "serve a model over the OpenAI API",
     "convert": "convert a checkpoint to the engine's own format",
+    "eval": "compare a model with a reference on a text: perplexity, KL, flips",
     "bench": "measure the engine, or any OpenAI-compatible server",
 }
 

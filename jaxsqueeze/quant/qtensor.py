@@ -94,15 +94,3 @@ def quantise_on_host(weight: np.ndarray, scheme: Scheme) -> QTensor:
 def _quantise(matrix: jax.Array, scheme: Scheme) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     dtype = jnp.dtype(scheme.scale_dtype)
     return packing.quantise(matrix, scheme.format, scheme.group, scheme.zeros, dtype)
-
-
-def for_target(params: dict[str, Any], target: Target) -> dict[str, Any]:
-    """``params`` as ``target`` multiplies them quickest. On CPU int8 weights take int8 activations too: XLA:CPU
-    multiplies those several times faster than it converts the weights to floats."""
-
-    def chosen(x: Any) -> Any:
-        if isinstance(x, QTensor) and x.format == "int8" and x.scales.ndim == 1 and target.platform == "cpu":
-            return x.replace(format="w8a8")
-        return x
-
-    return jax.tree.map(chosen, params, is_leaf=lambda x: isinstance(x, QTensor))

@@ -78,8 +78,8 @@ def test_twins_give_the_same_parameters(golden: Path, tmp_path: Path, name: str)
     ours, theirs = prepare(GGUFSource(path)), prepare(HFFolder(folder))
     assert ours.units == theirs.units
     for unit in theirs.units:
-        expected = dict(flat(build_unit(theirs, unit, F32)))
-        got = dict(flat(build_unit(ours, unit, F32)))
+        expected = dict(flat(build_unit(theirs, unit, F32, {})))
+        got = dict(flat(build_unit(ours, unit, F32, {})))
         assert set(got) == set(expected)
         for leaf, value in expected.items():
             if name.startswith("gemma"):  # the writer's +1 rounds
@@ -134,7 +134,7 @@ def test_phi3_fused_projections_and_longrope(golden: Path, tmp_path: Path) -> No
     ours, theirs = prepare(GGUFSource(path)), prepare(HFFolder(folder))
     for unit in theirs.units:
         for (leaf, value), (_, expected) in zip(
-            flat(build_unit(ours, unit, F32)), flat(build_unit(theirs, unit, F32)), strict=True
+            flat(build_unit(ours, unit, F32, {})), flat(build_unit(theirs, unit, F32, {})), strict=True
         ):
             np.testing.assert_array_equal(value, expected, err_msg=leaf)
     (mine,), (hers,) = ours.config.ropes, theirs.config.ropes
@@ -233,7 +233,7 @@ def test_llama_biases_follow_their_rows(tmp_path: Path, hf_checkpoint: Callable[
     path = gguf_twin(folder, tmp_path / "x.gguf", "llama", {})
     ours, theirs = prepare(GGUFSource(path)), prepare(HFFolder(folder))
     for (leaf, value), (_, expected) in zip(
-        flat(build_unit(ours, "layers_1", F32)), flat(build_unit(theirs, "layers_1", F32)), strict=True
+        flat(build_unit(ours, "layers_1", F32, {})), flat(build_unit(theirs, "layers_1", F32, {})), strict=True
     ):
         np.testing.assert_array_equal(value, expected, err_msg=leaf)
 
@@ -247,7 +247,7 @@ def test_gemma_norm_of_zero_is_stored_as_one(golden: Path, tmp_path: Path) -> No
     )  # fmt: skip
     source = GGUFSource(path)
     np.testing.assert_array_equal(source.get("model.norm.weight", F32), np.zeros(36))
-    scale = build_unit(prepare(source), "final_norm", F32)["scale"]
+    scale = build_unit(prepare(source), "final_norm", F32, {})["scale"]
     np.testing.assert_array_equal(scale, np.ones(36))
 
 
@@ -261,7 +261,7 @@ def test_split_files_are_read_as_one(tmp_path: Path, hf_checkpoint: Callable[...
     a, b = prepare(GGUFSource(first)), prepare(GGUFSource(whole))
     for unit in b.units:
         for (leaf, value), (_, expected) in zip(
-            flat(build_unit(a, unit, F32)), flat(build_unit(b, unit, F32)), strict=True
+            flat(build_unit(a, unit, F32, {})), flat(build_unit(b, unit, F32, {})), strict=True
         ):
             np.testing.assert_array_equal(value, expected, err_msg=leaf)
     second.unlink()

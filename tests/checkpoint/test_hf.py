@@ -147,7 +147,7 @@ def test_explicit_head_dim_counts(tmp_path: Path) -> None:
     tensors = write_hf_checkpoint(tmp_path, {**TINY_CONFIG, **sizes})
     assert tensors["model.layers.0.self_attn.q_proj.weight"].shape == (16, 8)
     job = prepare(HFFolder(tmp_path))
-    assert build_unit(job, "layers_0", F32)["attn"]["qkv"]["weight"].shape == (1, 4, 8, 8)
+    assert build_unit(job, "layers_0", F32, {})["attn"]["qkv"]["weight"].shape == (1, 4, 8, 8)
 
 
 def test_unknown_architecture_lists_the_known_ones(hf_checkpoint: Callable[..., Path]) -> None:
@@ -281,7 +281,7 @@ def test_text_model_inside_a_multimodal_checkpoint(golden: Path, tmp_path: Path)
         (tmp_path / "config.json").write_text(json.dumps(outer))
         job = prepare(HFFolder(tmp_path))
         for unit in plain.units:
-            ours, expected = dict(flat(build_unit(job, unit, F32))), dict(flat(build_unit(plain, unit, F32)))
+            ours, expected = dict(flat(build_unit(job, unit, F32, {}))), dict(flat(build_unit(plain, unit, F32, {})))
             assert set(ours) == set(expected)
             for path, value in ours.items():
                 np.testing.assert_array_equal(value, expected[path])

@@ -28,7 +28,7 @@ ATTEND = jax.jit(functools.partial(paged_attention, target=CPU), static_argnames
 
 def pages_of(values_TD: np.ndarray, junk: float = 99.0) -> jax.Array:
     """One KV head's pool [5, 1, PAGE, D] that holds row t at position t; the other places hold junk."""
-    t = np.arange(len(values_TD))
+    t = np.arange(len(values_TD), dtype=np.int32)
     pool = jnp.full((5, 1, PAGE, values_TD.shape[1]), junk)
     return kv_write(pool, None, jnp.asarray(values_TD)[:, None], TABLE[0, t // PAGE], t % PAGE, target=CPU)[0]
 

@@ -124,7 +124,7 @@ def _moe(T: int, format: str, E: int, out: int, width: int) -> MoE:
 
 
 def _grouped(format: str) -> dict[str, Any]:
-    group = random_model.GROUPS.get(format, 0)
+    group = random_model.SCHEMES[format].group if format in random_model.SCHEMES else 0
     return {"group": group, "scale_dtype": "float16" if group else "float32"}
 
 
