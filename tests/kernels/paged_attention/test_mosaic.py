@@ -18,7 +18,7 @@ from tests.kernels.paged_attention.build import batches, decode
 from tests.kernels.properties import PROPERTY
 
 ROWS = problem(2, 1, 2, 3, 64, 32, 7, "bfloat16", sinks=True)  # four blocks in two splits
-VERIFY = problem(2, 3, 1, 3, 128, 16, 14, "float16", window=150, softcap=2.0)  # up to four blocks in one
+VERIFY = problem(2, 3, 1, 3, 128, 16, 14, "float16", window=150, softcap=2.0, sinks=True)  # up to four blocks in one
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0})

@@ -132,6 +132,16 @@ class QuantMatmulBody:
             right = expanded(p, codes, scales, zeros)[:, first : first + p.T].T
             np.testing.assert_allclose(self.multiply(p, x, codes, scales, zeros), right, rtol=3e-7, err_msg=str(p))
 
+    @pytest.mark.parametrize(("dtype", "storage"), [("bfloat16", "float32"), ("float16", "bfloat16")])
+    def test_weights_of_another_float_type_are_not_rounded(self, dtype, storage):
+        """Nor do they overflow x's type."""
+        if self.kinds[0][0] == "bf16":
+            p = Problem(2, 5, 64, dtype, "bf16", storage=storage)
+            rng = np.random.default_rng(0)
+            x, weight = rng.normal(size=(2, 64)).astype(dtype), (rng.normal(size=(5, 64)) * 1e6).astype(storage)
+            right = x.astype(np.float64) @ weight.astype(np.float64).T
+            np.testing.assert_allclose(self.multiply(p, x, weight, None, None), right, rtol=1e-4, atol=10)
+
     def test_what_lies_beyond_the_inputs_is_not_read(self):
         """Codes of padding are arbitrary, here they would count as a lot."""
         for kind in self.some(0, 2):

@@ -60,6 +60,7 @@ NAMED = [
     (Row(P, min_p=0.26), {0, 1, 2}),
     (Row(P, min_p=0.76), {0}),
     (Row(P, min_p=1.0), {0}),
+    (Row(P, min_p=2.0), {0}),
     (Row(P, 3, 0.95, 0.6), {0, 1}),
     # The best word always stays.
     (Row(P, OFF, 1e-30), {0}),
@@ -136,6 +137,17 @@ class SampleTopkBody:
         x = rng.normal(size=(5, V)).astype(np.float32) * 3
         settings = [(20, 1.0, 0.0), (OFF, 0.9, 0.0), (300, 0.5, 0.0), (OFF, 1.0, 0.1), (15, 0.8, 0.05)]
         self.check([Row(row, *s) for row, s in zip(x, settings, strict=True)])
+
+    def test_flat_rows(self):
+        """Many words share the top, or all are nearly equal: a few of the best are not enough to decide."""
+        rng = np.random.default_rng(0)
+        equal, nearly = np.zeros(400, np.float32), (rng.normal(size=400) * 0.01).astype(np.float32)
+        top = np.where(np.arange(400) % 3 == 0, 5, nearly).astype(np.float32)
+        settings = [(equal, 3, 1.0), (equal, OFF, 0.503), (nearly, 3, 1.0), (nearly, OFF, 0.7), (nearly, 390, 0.9)]
+        settings += [(top, 3, 1.0), (top, 200, 1.0), (top, OFF, 0.995), (top, 30, 0.4)]
+        close = (100 - 0.001 * np.abs(np.arange(400) - 200)).astype(np.float32)  # the best are not the first
+        settings += [(close, 3, 1.0), (close, OFF, 0.4)]
+        self.check([Row(*setting) for setting in settings])
 
     @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
     def test_broken_rows_end_and_disturb_nobody(self):
