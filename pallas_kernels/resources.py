@@ -12,6 +12,7 @@ import importlib
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -137,9 +138,15 @@ def _assemble(ptx: str, capability: int) -> tuple[int, int]:
 def measure_all() -> list[Row]:
     """Every op's representative problems, in two processes at most."""
     jobs = [(op, problem) for op, problems in PROBLEMS.items() for problem in problems]
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    ignored = signal.SIGINT, signal.SIG_IGN  # by workers: one that Ctrl-C ends while it holds a lock hangs the others
+    with ProcessPoolExecutor(2, context, signal.signal, ignored) as pool:
         futures = [pool.submit(measure, *job) for job in jobs]
-        for done, _ in enumerate(as_completed(futures), 1):
-            print(f"\r{done} of {len(jobs)} problems", end="", file=sys.stderr, flush=True)
+        try:
+            for done, _ in enumerate(as_completed(futures), 1):
+                print(f"\r{done} of {len(jobs)} problems", end="", file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     print(file=sys.stderr)
     return [row for future in futures for row in future.result()]
