@@ -72,6 +72,7 @@ def _llm(model: str) -> LLM:
 @pytest.fixture
 def llm(_llm: LLM, oracle: DenseOracle) -> Iterator[LLM]:
     """Whatever a test does, it compiles nothing and leaves nothing behind."""
+    oracle.compile()
     compiled = _llm.engine.compiles_since_ready
     yield _llm
     _llm.engine.check_integrity()

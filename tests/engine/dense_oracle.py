@@ -24,7 +24,11 @@ class DenseOracle:
         self._hf = hf
         self._w = {name: x.astype(np.float64) for name, x in tensors.items()}
         self._eos_ids = tuple(eos_ids)
-        _noise(0, 0, hf["vocab_size"])  # compiles here, not while an engine is watched for compilations
+        self.compile()
+
+    def compile(self) -> None:
+        """Compiles the noise (again, if jax's caches were cleared): not while an engine is watched for compilations."""
+        _noise.__wrapped__(0, 0, self._hf["vocab_size"])
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """f64[T, V]."""
