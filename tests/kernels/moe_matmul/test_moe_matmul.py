@@ -32,7 +32,7 @@ class TestReference(MoeMatmulBody):
 
 
 class TestIntegers(MoeMatmulBody):
-    kinds = [kind for kind in KINDS if kind[0] in ("int8", "int4", "int2")]  # noqa: RUF012
+    kinds = tuple(kind for kind in KINDS if kind[0] in ("int8", "int4", "int2"))
     test_many_rows = None  # see test_integers_are_for_few_rows
 
     def matmul(self, problem, *arrays):
