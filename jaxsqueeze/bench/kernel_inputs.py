@@ -130,7 +130,7 @@ def _quant_matmul(problem: Any, fill: Fill) -> Args:
 
 def _matmul_arrays(problem: Any, seed: int, shapes: Args) -> Args:
     x, codes, scales, zeros = shapes
-    largest = {"int8": 127, "w8a8": 127, "fp8": 3, "int4": 7, "int2": 2}.get(problem.format, 1)
+    largest = {"int8": 127, "w8a8": 127, "fp8": 3, "int4": 7, "fp4": 6, "int2": 2}.get(problem.format, 1)
     return (
         _values(seed, x),
         _values(seed + 1, codes),

@@ -18,7 +18,12 @@ from jaxsqueeze.quant.scheme import Scheme
 from pallas_kernels.quant_matmul.problem import Format
 
 STD = 0.02  # of weights
-SCHEMES = {"int4": Scheme("int4", 128, scale_dtype="float16"), "int2": Scheme("int2", 64, scale_dtype="float16")}
+SCHEMES = {
+    "int4": Scheme("int4", 128, scale_dtype="float16"),
+    "fp4": Scheme("fp4", 32, scale_dtype="bfloat16"),
+    "int2": Scheme("int2", 64, scale_dtype="float16"),
+}
+CODES_STD = {"fp8": 1.0, "fp4": 2.93, "int4": 16 / 12**0.5, "int2": 4 / 12**0.5}  # fp8's are normal, others uniform
 
 
 def _llama(layers: int, hidden: int, width: int, heads: int, head_dim: int, kv_heads: int, **rest: Any) -> ModelConfig:
@@ -69,10 +74,7 @@ def make(cfg: ModelConfig, dtype: jnp.dtype, format: Format | None) -> Params:
 
 def _random(seed: int, name: str, x: Any) -> Any:
     if isinstance(x, QTensor):
-        # Codes are uniform: of n bits their standard deviation is 2^n / sqrt(12), of fp8's normal ones 1.
-        bits = {"int4": 4, "int2": 2}.get(x.format, 8)
-        std = 1.0 if x.format == "fp8" else 2**bits / 12**0.5
-        scales = jnp.full(x.scales.shape, STD / std, x.scales.dtype)
+        scales = jnp.full(x.scales.shape, STD / CODES_STD.get(x.format, 256 / 12**0.5), x.scales.dtype)
         return x.replace(codes=random_arrays.values(seed, x.codes.shape, x.codes.dtype), scales=scales)
     if name == "weight":
         return random_arrays.values(seed, x.shape, x.dtype, STD)

@@ -7,16 +7,17 @@ import fnmatch
 from collections.abc import Iterable
 from typing import Any
 
-from pallas_kernels.quant_matmul.problem import GROUPS, PARTS, Format
+from pallas_kernels.quant_matmul.problem import GROUPS, Format
 
-WEIGHTS = ("bf16", "int8", "int4", "int2", "fp8")  # what --weights takes
+WEIGHTS = ("bf16", "int8", "int4", "int2", "fp8")  # what --weights takes; checkpoints may hold other formats
+GROUPED = ("int4", "int2")  # those with scales of groups; int8 and fp8 have one scale for each output
 DEFAULT_GROUP = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """One stored weight's format; layouts are in pallas_kernels/quant_matmul/packing.py. ``group``: inputs that share a
-    scale, 0: one scale for each output."""
+    """One stored weight's format; which there are, and their layouts, is in pallas_kernels/quant_matmul/packing.py.
+    ``group``: inputs that share a scale, 0: one scale for each output; ``scale_dtype``: of group scales and zeros."""
 
     format: Format
     group: int = 0
@@ -46,15 +47,15 @@ class Recipe:
             raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {self.weights!r}")
         if self.group not in GROUPS:
             raise ValueError(f"group size must be one of {', '.join(map(str, GROUPS))}, got {self.group}")
-        if self.zeros and self.weights not in PARTS:
-            raise ValueError(f"zero points are for {' and '.join(PARTS)} weights, not for {self.weights}")
+        if self.zeros and self.weights not in GROUPED:
+            raise ValueError(f"zero points are for {' and '.join(GROUPED)} weights, not for {self.weights}")
 
     @property
     def scheme(self) -> Scheme | None:
         """Of every weight that is quantised; None: nothing is."""
         if self.weights == "bf16":
             return None
-        if self.weights in PARTS:
+        if self.weights in GROUPED:
             return Scheme(self.weights, self.group, self.zeros, "float16")
         return Scheme(self.weights)
 

@@ -20,10 +20,10 @@ def quant_matmul(
 ) -> Float[Array, "T out"]:
     """``x @ weight.T`` in f32, accumulated in f32 and not rounded. The weight's layouts are in ``packing.py``.
 
-    int8, fp8: the codes are multiplied as they are (each is exact in x's type), the scale comes after. w8a8: x is
-    quantised too, each token by its largest value (``activations.quantise_tokens``), and the codes are multiplied in
-    integers, exactly. int4, int2: the scale and zero point of a group are applied in f32. bf16: ``codes`` are
-    the weight itself, of any float type, without scales. Raises ValueError for arrays that do not fit.
+    The codes are multiplied as they are (each is exact in x's type), the scale comes after: of an output, or, with a
+    zero point or without, of each group's sum, in f32. w8a8: x is quantised too, each token by its largest value
+    (``activations.quantise_tokens``), and the codes are multiplied in integers, exactly. bf16: ``codes`` are the weight
+    itself, of any float type, without scales. Raises ValueError for arrays that do not fit.
     """
     problem = Problem.of(x, codes, scales, zeros, format)
     arrays = {"x": x, "codes": codes, "scales": scales, "zeros": zeros}

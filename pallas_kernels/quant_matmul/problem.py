@@ -8,17 +8,28 @@ from typing import Any, Literal, Self, get_args
 import jax
 import jax.numpy as jnp
 
-Format = Literal["bf16", "int8", "fp8", "w8a8", "int4", "int2"]
-PARTS = {"int4": 2, "int2": 4}  # codes in a byte, each of another part of the inputs
+Format = Literal["bf16", "int8", "fp8", "w8a8", "int4", "fp4", "int2"]
+PARTS = {"int4": 2, "fp4": 2, "int2": 4}  # codes in a byte, each of another part of the inputs
+MIDDLE = {"int4": 8, "int2": 2}  # the code of a weight of zero, without zero points; others have a sign
 GROUPS = (32, 64, 128)
-STORAGE = {"int8": "int8", "w8a8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8", "int2": "uint8"}
+GROUPS_OF = {"int8": (0, *GROUPS), "fp8": (0, *GROUPS), "int4": GROUPS, "fp4": GROUPS, "int2": GROUPS}
+ZERO_POINTS = ("int8", "int4", "int2")  # formats whose groups may have them
+SCALE_DTYPES = ("float16", "bfloat16", "float32")
+STORAGE = {
+    "int8": "int8",
+    "w8a8": "int8",
+    "fp8": "float8_e4m3fn",
+    "int4": "uint8",
+    "fp4": "uint8",
+    "int2": "uint8",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """``x[T, width] @ weight[out, width].T``, the weight in ``format``; layouts are in ``packing.py``.
 
-    Raises ValueError for a format or group that does not exist.
+    Raises ValueError for a format, group, zero points or type of scales that do not exist.
     """
 
     T: int
@@ -28,16 +39,19 @@ class Problem:
     format: Format
     group: int = 0  # inputs that share a scale; 0: one scale for each output
     zeros: bool = False
-    scale_dtype: str = "float32"
+    scale_dtype: str = "float32"  # of group scales and zeros
     storage: str = "bfloat16"  # of the codes; the format says it, except for "bf16"
 
     def __post_init__(self) -> None:
         if self.format not in get_args(Format):
             raise ValueError(f"no format {self.format!r}: there are {', '.join(get_args(Format))}")
-        if self.group not in (GROUPS if self.format in PARTS else (0,)):
-            raise ValueError(
-                f"{self.format} weights have groups of {GROUPS if self.format in PARTS else 0}, got {self.group}"
-            )
+        groups = GROUPS_OF.get(self.format, (0,))
+        if self.group not in groups:
+            raise ValueError(f"{self.format} weights have groups of {groups}, got {self.group}")
+        if self.zeros and not (self.group and self.format in ZERO_POINTS):
+            raise ValueError(f"{self.format} weights with groups of {self.group} have no zero points")
+        if self.scale_dtype not in SCALE_DTYPES:
+            raise ValueError(f"scales are {', '.join(SCALE_DTYPES)}, not {self.scale_dtype}")
         object.__setattr__(self, "storage", STORAGE.get(self.format, self.storage))
 
     @classmethod
@@ -50,10 +64,11 @@ class Problem:
         format: Format,
         **more: Any,
     ) -> Self:
-        """The problem that these arrays are, if they fit (see ``check``). ``more``: fields of a subclass."""
+        """The problem that these arrays are, if they fit (see ``check``): scales of groups have an axis more than those
+        of outputs. ``more``: fields of a subclass."""
         group = 0
-        if format in PARTS and scales is not None:
-            group = codes.shape[-1] * PARTS[format] // max(1, scales.shape[codes.ndim - 2])
+        if scales is not None and scales.ndim == codes.ndim:
+            group = codes.shape[-1] * PARTS.get(format, 1) // max(1, scales.shape[-2])
         return cls(
             T=x.shape[0],
             out=codes.shape[-2],
@@ -76,6 +91,10 @@ class Problem:
     @property
     def parts(self) -> int:
         return PARTS.get(self.format, 1)
+
+    @property
+    def middle(self) -> int:
+        return MIDDLE.get(self.format, 0)
 
     @property
     def key(self) -> str:

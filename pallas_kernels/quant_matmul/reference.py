@@ -36,9 +36,12 @@ def _groups(problem: Problem, x: jax.Array, codes: jax.Array, scales: jax.Array,
         weight = packing.dequantise(codes, scales, zeros, problem.format, problem.width)
         return _dot(x, weight.astype(x.dtype))
     x = jnp.pad(x, ((0, 0), (0, problem.padded - problem.width))).reshape(problem.T, scales.shape[0], problem.group)
-    u = packing.unpack(codes, problem.format).reshape(problem.out, scales.shape[0], problem.group)
-    if zeros is None:
-        u = u.astype(jnp.int8) - 2 ** (8 // problem.parts - 1)
+    u = packing.unpack(codes, problem.format) if problem.parts > 1 else codes
+    if problem.format == "fp4":
+        u, scales = packing.doubled_e2m1(u), scales.astype(jnp.float32) / 2
+    elif problem.middle and zeros is None:
+        u = u.astype(jnp.int8) - problem.middle
+    u = u.reshape(problem.out, scales.shape[0], problem.group)
     dots = lax.dot_general(x, u.astype(x.dtype), (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.float32)
     if zeros is not None:
         dots -= jnp.sum(x.astype(jnp.float32), axis=2).T[:, :, None] * zeros.astype(jnp.float32)[:, None, :]

@@ -8,7 +8,8 @@ to registers, are decoded there, and are multiplied from there. Decoding convert
     byte is not shifted down, its multiplier is smaller. UNIT leaves the sum with the scale.
 
     The bits of an e4m3, moved to where bf16 (f16) has its sign, exponent and mantissa, are the number but for the
-    exponent's bias. Multiplied by 2^120 (2^8) they are it, subnormals too. (The two codes of NaN count as +-480.)
+    exponent's bias. Multiplied by 2^120 (2^8) they are it, subnormals too. (The two codes of NaN count as +-480.) So
+    are those of an e2m1, multiplied by 2^126 (2^14).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def tile_dot(
         if ZEROS and sums_ptr is not None and first == 0:
             acc -= _zero_points(
                 sums_ptr, row, row_ok, scales_ptr, zeros_ptr, n,
-                OUT, COLUMNS // GROUP * (8 // bits(FORMAT)), 2 ** (bits(FORMAT) - 1), BT, BN,
+                OUT, COLUMNS // GROUP * (8 // bits(FORMAT)), middle(FORMAT), BT, BN,
             )  # fmt: skip
     return acc
 
@@ -93,6 +94,8 @@ def _per_group(
     BITS: tl.constexpr = bits(FORMAT)
     STEP: tl.constexpr = min(GROUP, BK)
     UNIT: tl.constexpr = unit(FORMAT, x_ptr.dtype.element_ty)
+    if FORMAT == "int8":
+        codes_ptr = codes_ptr.to(tl.pointer_type(tl.uint8), bitcast=True)
     k = tl.arange(0, STEP)
     x_ptrs = x_ptr + row[None, :] * WIDTH + k[:, None]
     codes_ptrs = codes_ptr + n[:, None] * COLUMNS + k[None, :]
@@ -112,7 +115,7 @@ def _per_group(
                 place = (at // GROUP).to(tl.int64) * OUT + n
                 if ZEROS:
                     sums = dot(ones, x, tl.zeros((BN, BT), tl.float32))
-                    zero = tl.load(zeros_ptr + place).to(tl.float32) - 2 ** (BITS - 1)
+                    zero = tl.load(zeros_ptr + place).to(tl.float32) - middle(FORMAT)
                     product -= (zero * UNIT)[:, None] * sums
                 acc += product * tl.load(scales_ptr + place).to(tl.float32)[:, None]
     return acc / UNIT
@@ -153,24 +156,33 @@ def dot(weight, x, acc):
 
 @triton.jit
 def decode(codes, FORMAT: tl.constexpr, PART: tl.constexpr, DTYPE: tl.constexpr):
-    """The codes (uint8) of one part of the inputs as floats of type ``half(DTYPE)``: an e4m3's value, or the distance
-    from the middle times UNIT."""
+    """The codes (uint8) of one part of the inputs as floats of type ``half(DTYPE)``: the value of an e4m3, e2m1 or
+    int8, or the distance from the middle, times UNIT."""
     word = codes.to(tl.int16)
     if FORMAT == "fp8":
         word = (codes.to(tl.int8, bitcast=True).to(tl.int16) << exponent_place(DTYPE)) & sign_and_number(DTYPE)
+    elif FORMAT == "fp4":
+        number = (word << (exponent_place(DTYPE) + 2 - 4 * PART)) & (7 << (exponent_place(DTYPE) + 2))
+        word = ((word << (12 - 4 * PART)) & -0x8000) | number
     elif FORMAT == "int8":
         word ^= 0x80  # two's complement to the distance from -128
     else:
         word &= (2 ** bits(FORMAT) - 1) << (bits(FORMAT) * PART)
     value = word.to(half(DTYPE), bitcast=True) * multiplier(FORMAT, PART, DTYPE)
-    if FORMAT != "fp8":
+    if FORMAT != "fp8" and FORMAT != "fp4":
         value -= 2 ** (bits(FORMAT) - 1) * unit(FORMAT, DTYPE)
     return value
 
 
 @triton.constexpr_function
 def bits(format):
-    return {"int8": 8, "int4": 4, "int2": 2}[format]
+    return {"int8": 8, "fp8": 8, "int4": 4, "fp4": 4, "int2": 2}[format]
+
+
+@triton.constexpr_function
+def middle(format):
+    """The zero point of a weight that has none, as ``problem.MIDDLE``."""
+    return {"int4": 8, "int2": 2}.get(format, 0)
 
 
 @triton.constexpr_function
@@ -182,14 +194,14 @@ def half(dtype):
 @triton.constexpr_function
 def unit(format, dtype):
     """What decoded codes are multiples of."""
-    if format in ("fp8", "w8a8"):
+    if format in ("fp8", "fp4", "w8a8"):
         return 1.0
     return 2.0**-9 if half(dtype) == tl.float16 else 2.0**-6
 
 
 @triton.constexpr_function
 def exponent_place(dtype):
-    """How far left an e4m3's exponent and mantissa go."""
+    """How far left an e4m3's exponent and mantissa go; an e2m1's, two bits narrower in mantissa, two further."""
     return 7 if half(dtype) == tl.float16 else 4
 
 
@@ -203,4 +215,6 @@ def sign_and_number(dtype):
 def multiplier(format, part, dtype):
     if format == "fp8":
         return 2.0**8 if half(dtype) == tl.float16 else 2.0**120
+    if format == "fp4":
+        return 2.0**14 if half(dtype) == tl.float16 else 2.0**126
     return 2.0 ** ((15 if half(dtype) == tl.float16 else 127) - bits(format) * part)

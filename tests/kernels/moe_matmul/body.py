@@ -24,6 +24,9 @@ KINDS = [
     ("int4", 32, False),
     ("int4", 64, True),
     ("int2", 32, True),
+    ("int8", 32, True),
+    ("fp8", 128, False),
+    ("fp4", 32, False),
 ]
 
 

@@ -32,7 +32,7 @@ class TestReference(MoeMatmulBody):
 
 
 class TestIntegers(MoeMatmulBody):
-    kinds = tuple(kind for kind in KINDS if kind[0] in ("int8", "int4", "int2"))
+    kinds = tuple(kind for kind in KINDS if kind[0] in ("int8", "int4", "fp4", "int2"))
     test_many_rows = None  # see test_integers_are_for_few_rows
 
     def matmul(self, problem, *arrays):
@@ -78,7 +78,9 @@ def test_weights_of_others_do_not_show():
     np.testing.assert_array_equal(y, 32)
 
 
-@pytest.mark.parametrize(("format", "group"), [("bf16", 0), ("fp8", 0), ("int8", 0), ("w8a8", 0), ("int4", 64)])
+@pytest.mark.parametrize(
+    ("format", "group"), [("bf16", 0), ("fp8", 0), ("int8", 0), ("w8a8", 0), ("int4", 64), ("int8", 32)]
+)
 def test_on_cpu_no_weights_are_converted_but_those_of_routed_experts(format, group):
     """There is no room for all of them. (XLA:CPU would widen the whole stack before the loop.)"""
     problem = Problem(4, 64, 128, "bfloat16", format, group, scale_dtype="float16" if group else "float32", E=64)

@@ -16,7 +16,13 @@ from tests.kernels.properties import PROPERTY
 Kind = tuple[str, int, bool]  # format, group, zero points
 
 PER_OUTPUT: list[Kind] = [(format, 0, False) for format in ("bf16", "int8", "fp8", "w8a8")]
-PER_GROUP: list[Kind] = [(f, group, z) for f in ("int4", "int2") for group in (32, 64, 128) for z in (False, True)]
+PER_GROUP: list[Kind] = [
+    *((f, group, z) for f in ("int4", "int2") for group in (32, 64, 128) for z in (False, True)),
+    *((f, group, False) for f in ("fp4", "fp8", "int8") for group in (32, 128)),
+    ("int8", 32, True),
+    ("int8", 64, True),
+]
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 TOKENS = (0, 1, 3, 8, 17, 65)
 DTYPES = ("bfloat16", "float32", "float16")
 
@@ -38,24 +44,28 @@ def random_weight(p: Problem, rng: np.random.Generator) -> list[np.ndarray | Non
     filled = rng.integers(0, 256, codes.shape, np.uint8)
     if p.format == "fp8":
         filled = np.where(filled & 0x7F == 0x7F, 1, filled).astype(np.uint8)
-    return [
-        filled.view(codes.dtype),
-        (rng.normal(size=scales.shape) * 0.01).astype(scales.dtype),
-        zeros and rng.uniform(0, 16 if p.format == "int4" else 4, zeros.shape).astype(zeros.dtype),
-    ]
+    scaled = (rng.normal(size=scales.shape) * 0.01).astype(scales.dtype)
+    if zeros is None:
+        return [filled.view(codes.dtype), scaled, None]
+    low, high = {"int8": (-128, 127), "int4": (0, 15), "int2": (0, 3)}[p.format]
+    return [filled.view(codes.dtype), scaled, rng.uniform(low, high, zeros.shape).astype(zeros.dtype)]
 
 
 def expanded(p: Problem, codes: np.ndarray, scales: np.ndarray | None, zeros: np.ndarray | None) -> np.ndarray:
     """f64[out, width]: the weight, code by code as documented."""
     if p.group == 0:
         return codes.astype(np.float64) * (1 if scales is None else scales.astype(np.float64)[:, None])
-    bits = {"int4": 4, "int2": 2}[p.format]
     columns = codes.shape[1]
     weight = np.zeros((p.out, p.width))
     for k in range(p.width):
-        u = (codes[:, k % columns] >> (bits * (k // columns)) & (2**bits - 1)).astype(np.float64)
-        zero = 2 ** (bits - 1) if zeros is None else zeros[k // p.group].astype(np.float64)
-        weight[:, k] = (u - zero) * scales[k // p.group].astype(np.float64)
+        value = codes[:, k % columns]
+        if codes.dtype == np.uint8:
+            bits = {"int4": 4, "fp4": 4, "int2": 2}[p.format]
+            value = value >> (bits * (k // columns)) & (2**bits - 1)
+        if p.format == "fp4":
+            value = E2M1[value & 7] * np.where(value < 8, 1, -1)
+        zero = {"int4": 8, "int2": 2}.get(p.format, 0) if zeros is None else zeros[k // p.group].astype(np.float64)
+        weight[:, k] = (value.astype(np.float64) - zero) * scales[k // p.group].astype(np.float64)
     return weight
 
 
@@ -116,7 +126,7 @@ class QuantMatmulBody:
 
     def test_each_code_is_its_value(self):
         """Tokens that pick one input each, scales that are powers of two: nothing is rounded but digits of x."""
-        for kind in self.some(1, 2):
+        for kind in {(format, group > 0): (format, group, z) for format, group, z in self.kinds}.values():
             p = make_problem(kind, min(self.most, 256), 1, 256)
             codes, scales, zeros = random_weight(p, np.random.default_rng(1))
             if p.format != "bf16":
@@ -148,10 +158,9 @@ class QuantMatmulBody:
             if kind[1]:
                 p = make_problem(kind, 3, 5, 40)
                 x, codes, scales, zeros = (np.ones(a.shape, a.dtype) if a else None for a in p.inputs())
-                codes[:] = 255
-                value = (2 ** (8 // p.parts) - 1) - (2 ** (8 // p.parts - 1) if zeros is None else 1)
-                y = self.multiply(p, x, codes, scales, zeros)
-                np.testing.assert_allclose(y, np.full((3, 5), 40 * value), rtol=1e-4)
+                codes.view(np.uint8)[:] = 255 if p.parts > 1 else 126
+                right = np.tile(expanded(p, codes, scales, zeros).sum(axis=1), (3, 1))
+                np.testing.assert_allclose(self.multiply(p, x, codes, scales, zeros), right, rtol=1e-4)
 
     def test_tokens_of_zeros_and_of_tiny_values(self):
         for kind in self.some(1, 2):
@@ -165,7 +174,7 @@ class QuantMatmulBody:
     @PROPERTY
     @given(
         seed=st.integers(0, 2**32 - 1),
-        tokens=st.integers(0, 20),
+        tokens=st.integers(0, 33),
         out=st.integers(1, 9),
         width=st.integers(1, 70),
         kind=st.integers(0, 99),
@@ -178,4 +187,5 @@ class QuantMatmulBody:
         kinds = self.some(0, 2)
         x = np.random.default_rng(seed).normal(size=(tokens, width)) * 10.0**power
         x[:, ::3] *= 0
+        tokens = min(tokens, self.most)
         self.check(make_problem(kinds[kind % len(kinds)], tokens, out, width, dtype), seed, x.astype(dtype))

@@ -50,6 +50,8 @@ def test_inputs_are_padded_to_whole_groups_in_each_part():
     assert padded(("int4", 32, False), 1, 64, 65, 128) == [64, 64, 128, 128]
     assert padded(("int2", 64, False), 1, 256, 257) == [256, 256, 512]
     assert padded(("int8", 0, False), 1, 257) == [1, 257]
+    assert padded(("fp8", 128, False), 1, 257) == [128, 384]
+    assert padded(("fp4", 32, False), 64, 65) == [64, 128]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,8 @@ def test_inputs_are_padded_to_whole_groups_in_each_part():
         (("int4", 128, True), "float16"),
         (("int2", 64, False), "float32"),
         (("int2", 32, True), "float16"),
+        (("int8", 32, False), "float16"),
+        (("int8", 64, True), "float32"),
     ],
 )
 def test_rounding_is_to_the_nearest_code(kind, scale_dtype):
@@ -97,6 +101,40 @@ def test_fp8_rounds_as_the_format_does():
     assert codes.dtype == ml_dtypes.float8_e4m3fn
 
 
+@pytest.mark.parametrize(
+    ("kind", "scale_dtype"), [(("fp8", 128, False), "float32"), (("fp4", 32, False), "bfloat16")], ids=str
+)
+def test_floats_of_groups_are_the_nearest_that_there_are(kind, scale_dtype):
+    format, group, _ = kind
+    rng = np.random.default_rng(5)
+    weight = (rng.normal(size=(7, 150)) * 0.02).astype(np.float32)
+    weight[3, :32] = 0
+    weight[4, 5] = 30.0
+    codes, scales, zeros = QUANTISE(weight, format, group, False, scale_dtype)
+    p = make_problem(kind, 0, 7, 150, scales=scale_dtype)
+    assert zeros is None
+    assert [(a.shape, a.dtype) for a in (codes, scales)] == [(a.shape, a.dtype) for a in p.inputs()[1:3]]
+    exact = expanded(p, np.asarray(codes), np.asarray(scales), None)
+    np.testing.assert_allclose(DEQUANTISE(codes, scales, None, format, 150), exact, rtol=1e-6)
+    scale_by_input = np.repeat(np.asarray(scales, np.float64), group, axis=0).T[:, :150]
+    largest = np.abs(np.pad(weight, ((0, 0), (0, p.padded - 150)))).reshape(7, -1, group).max(-1)
+    np.testing.assert_allclose(np.asarray(scales.T, np.float64), largest / {"fp8": 448, "fp4": 6}[format], rtol=2**-8)
+    type = {"fp8": ml_dtypes.float8_e4m3fn, "fp4": ml_dtypes.float4_e2m1fn}[format]
+    values = np.arange(256 if format == "fp8" else 16, dtype=np.uint8).view(type).astype(np.float64)
+    nearest = np.nanmin(np.abs(weight[..., None] - values * scale_by_input[..., None]), axis=-1)
+    np.testing.assert_allclose(np.abs(weight - exact), nearest, rtol=1e-4, atol=1e-9)
+
+
+def test_ties_go_to_the_even_code():
+    """As in the type that has these values."""
+    weight = np.array([[0.25, -0.75, 1.25, 1.75, -2.5, 3.5, 5, 6, -0.25, 0.75]], np.float32)
+    codes, scales, _ = QUANTISE(weight, "fp4", 32)
+    np.testing.assert_array_equal(np.asarray(scales), [[1], [0]])
+    right = weight.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    np.testing.assert_array_equal(DEQUANTISE(codes, scales, None, "fp4", 10), right)
+    np.testing.assert_array_equal(np.abs(right), [[0, 1, 1, 2, 2, 4, 4, 6, 0, 1]])
+
+
 def test_negative_scales_use_the_wider_side_of_the_codes():
     """Symmetric codes go from -8 to 7: weights up to 8 fit with a scale of -1, exactly."""
     weight = np.tile(np.arange(-7, 9, dtype=np.float32), (1, 4))
@@ -119,9 +157,10 @@ def test_what_has_no_codes_is_refused():
     quantise = functools.partial(packing.quantise, jnp.ones((2, 64)))
     with pytest.raises(ValueError, match="no codes of format 'bf16'"):
         quantise("bf16")
-    with pytest.raises(ValueError, match="zero_points=True"):
-        quantise("int8", None, True)
+    for format, group in (("int8", None), ("fp8", 32), ("fp4", 32)):
+        with pytest.raises(ValueError, match=f"{format} weights .* no zero points"):
+            quantise(format, group, True)
     with pytest.raises(ValueError, match="groups of"):
         quantise("int4")
     with pytest.raises(ValueError, match="groups of"):
-        quantise("int8", 32)
+        quantise("w8a8", 32)

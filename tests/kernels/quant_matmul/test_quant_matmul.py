@@ -25,7 +25,7 @@ INTEGERS = COMPILED(lambda problem, *arrays: integers.run(problem, integers.tile
 
 
 class TestReference(QuantMatmulBody):
-    share = 3
+    share = 4
 
     def matmul(self, problem, *arrays):
         return REFERENCE(problem, *arrays)
@@ -37,7 +37,7 @@ class TestReference(QuantMatmulBody):
 
 
 class TestIntegers(QuantMatmulBody):
-    kinds = kinds_of("int8", "int4", "int2")
+    kinds = kinds_of("int8", "int4", "fp4", "int2")
     most = integers.MOST
     share = 6
 
@@ -50,7 +50,7 @@ class TestIntegers(QuantMatmulBody):
 
 
 class TestTriton(QuantMatmulBody):
-    share = 2
+    share = 3
     tile = None
 
     def matmul(self, problem, *arrays):
@@ -60,7 +60,12 @@ class TestTriton(QuantMatmulBody):
 
 @pytest.mark.parametrize(
     ("kind", "tokens", "width"),
-    [(("int8", 0, False), 1, 600), (("int4", 32, True), 1, 1100), (("int4", 128, True), 70, 260)],
+    [
+        (("int8", 0, False), 1, 600),
+        (("int4", 32, True), 1, 1100),
+        (("int4", 128, True), 70, 260),
+        (("int8", 32, True), 33, 200),
+    ],
     ids=str,
 )
 def test_every_tile_and_split(kind, tokens, width):
@@ -122,12 +127,14 @@ def test_dispatch_takes_the_quickest_that_covers_the_case():
     assert "triton" in dispatch.explain("quant_matmul", few, A100)
 
 
-def test_public_function():
-    p = make_problem(("int4", 32, True), 3, 9, 100)
+@pytest.mark.parametrize("kind", [("int4", 32, True), ("int8", 32, False), ("fp8", 128, False)], ids=str)
+def test_public_function(kind):
+    """It tells the group from the arrays."""
+    p = make_problem(kind, 3, 9, 100)
     x = np.random.default_rng(0).normal(size=(3, 100)).astype(np.float32)
-    arrays = [jnp.asarray(a) for a in (x, *random_weight(p, np.random.default_rng(1)))]
-    y = jax.jit(functools.partial(quant_matmul, format="int4", target=CPU))(*arrays)
-    right = x @ np.asarray(packing.dequantise(*arrays[1:], "int4", 100)).T
+    arrays = [None if a is None else jnp.asarray(a) for a in (x, *random_weight(p, np.random.default_rng(1)))]
+    y = jax.jit(functools.partial(quant_matmul, format=p.format, target=CPU))(*arrays)
+    right = x @ np.asarray(packing.dequantise(*arrays[1:], p.format, 100)).T
     np.testing.assert_allclose(y, right, rtol=1e-4, atol=1e-4)
 
 
@@ -155,5 +162,11 @@ def test_what_does_not_fit_is_refused():
         multiply(x, packed, grouped, grouped[:2], format="int4")
     with pytest.raises(ValueError, match="groups of"):
         multiply(x, packed, None, format="int4")
-    with pytest.raises(ValueError, match="groups of 0, got 32"):
-        Problem(2, 7, 100, "float32", "int8", 32)
+    with pytest.raises(ValueError, match=r"int8 weights have groups of \(0, 32, 64, 128\), got 50"):
+        multiply(x, codes, grouped[:2], format="int8")
+    with pytest.raises(ValueError, match="fp4 weights with groups of 32 have no zero points"):
+        multiply(x, packed, grouped, grouped, format="fp4")
+    with pytest.raises(ValueError, match=r"scales are .*, not uint8"):
+        multiply(x, packed, grouped.astype(np.uint8), format="fp4")
+    with pytest.raises(ValueError, match=r"groups of \(0,\), got 32"):
+        Problem(2, 7, 100, "float32", "w8a8", 32)
