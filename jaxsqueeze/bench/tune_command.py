@@ -26,7 +26,8 @@ from pallas_kernels import tuning
 from pallas_kernels.quant_matmul.problem import Format
 from pallas_kernels.target import Target
 
-FLAGS = ("max_slots", "max_model_len", "page_size", "max_step_tokens", "decode_steps")  # that decide shapes
+# What decides the problems.
+FLAGS = ("kv_dtype", "max_slots", "max_model_len", "page_size", "max_step_tokens", "decode_steps")
 LONGEST = 4096  # context where none is given, as the engine has it
 FORMATS = tuple(f for f in get_args(Format) if f != "bf16")
 
@@ -39,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", action="append", choices=FORMATS, help="may be given again; default: int8, int4")
     parser.add_argument("--out", type=Path, default=tuning.FOLDER, help="folder of the tables")
     parser.add_argument("--minutes", type=float, help="no entry is begun after these; what was measured is kept")
-    about = parser.add_argument_group("as for serve", "tiles are found by the shapes that these lead to")
+    about = parser.add_argument_group("as for serve", "tiles are found by the shapes and formats that these lead to")
     for field in dataclasses.fields(EngineConfig):
         if field.name in FLAGS:
             flag = "--" + field.name.replace("_", "-")
             text = field.metadata["help"] + (f" ({field.default})" if field.default is not None else "")
-            about.add_argument(flag, type=int, default=field.default, help=text)
+            kind = str if field.name == "kv_dtype" else int
+            about.add_argument(flag, type=kind, default=field.default, help=text)
 
 
 def run(args: argparse.Namespace) -> int:

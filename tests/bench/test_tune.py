@@ -23,8 +23,8 @@ from rich.console import Console
 from jaxsqueeze.bench import random_model, timing, tune, tune_command
 from jaxsqueeze.bench.model_problems import problems
 from jaxsqueeze.bench.timing import Timing
-from jaxsqueeze.config import PREFILL_ROW, EngineConfig
-from jaxsqueeze.kv.pool import Storage, abstract_pool
+from jaxsqueeze.config import PREFILL_ROW, EngineConfig, KVDtypes
+from jaxsqueeze.kv.pool import abstract_pool, storage
 from jaxsqueeze.models.attention import GroupPages
 from jaxsqueeze.models.config import LayerConfig
 from jaxsqueeze.models.decoder import Decoder
@@ -173,11 +173,12 @@ def test_tiles_that_fit_some_of_the_problems_only_are_left_out(kinds, monkeypatc
     assert [dict(c.tile) for c in names] == [{"kind": 0}]
 
 
-def test_problems_of_a_model_are_what_its_programs_ask_for(monkeypatch):
+@pytest.mark.parametrize("kv", ["auto", "int8", "k=int8,v=int4"])
+def test_problems_of_a_model_are_what_its_programs_ask_for(kv, monkeypatch):
     """Every bucket's program is traced, and the dispatcher's callers are listened to."""
     layers = LayerConfig(), LayerConfig(window=40)
     cfg = dataclasses.replace(random_model.SHAPES["tiny"], layers=layers, attn_softcap=7.0, vocab_size=272)
-    config = EngineConfig(max_slots=4, max_step_tokens=64, max_model_len=96)
+    config = EngineConfig(max_slots=4, max_step_tokens=64, max_model_len=96, kv_dtype=kv)
     asked = set()
 
     def run(op, problem, target, *arrays):
@@ -197,7 +198,8 @@ def test_problems_of_a_model_are_what_its_programs_ask_for(monkeypatch):
 
     params, state = jax.eval_shape(lambda: initial_state(4, cfg.vocab_size))
     variables = {"params": random_model.abstract(cfg, dtype, "int4")}
-    device = variables, abstract_pool(cfg, (9, 9), 16, Storage(dtype, dtype, dtype)), state, params
+    pool = abstract_pool(cfg, (9, 9), 16, storage(KVDtypes.parse(kv), dtype, "gpu"))
+    device = variables, pool, state, params
     buckets = make_buckets(config, decode_sizes(4, "cpu", "float32"))
     monkeypatch.setattr(dispatch, "run", run)  # from here on: what made the parameters' shapes is no program
     for B in buckets.decode:
@@ -241,6 +243,6 @@ def test_a_table_that_cannot_be_written_is_known_before_anything_is_measured(tmp
 def test_flags_are_those_of_serving():
     parser = argparse.ArgumentParser()
     tune_command.add_arguments(parser)
-    args = parser.parse_args(["--model", "tiny", "--max-slots", "7"])
+    args = parser.parse_args(["--model", "tiny", "--max-slots", "7", "--kv-dtype", "k=int8"])
     config = EngineConfig(**{name: getattr(args, name) for name in tune_command.FLAGS})
-    assert config == EngineConfig(max_slots=7)
+    assert config == EngineConfig(max_slots=7, kv_dtype="k=int8")

@@ -27,7 +27,10 @@ from pallas_kernels.target import Target
 
 PAGES = 24  # of a pool that is written
 POISON_BYTES = 2**26
-WEIGHTS = (("bf16",), ("int8",), ("fp8",), ("w8a8",), ("int4", 128), ("int4", 32, True), ("int2", 64))
+WEIGHTS = (
+    *(("bf16",), ("int8",), ("fp8",), ("w8a8",), ("int4", 128), ("int4", 32, True), ("int2", 64)),
+    *(("int8", 32), ("int8", 64, True), ("fp8", 128), ("fp4", 32)),
+)
 
 
 def _kv_write() -> list[Any]:
