@@ -49,8 +49,8 @@ def _paged_attention() -> list[PagedAttention]:
 
 def _quant_matmul() -> list[QuantMatmul]:
     def problem(tokens: int, format: str, group: int, out: int = 28672, width: int = 4096, **more: Any) -> QuantMatmul:
-        scale_dtype = "float16" if group else "float32"
-        return QuantMatmul(tokens, out, width, "bfloat16", format, group, scale_dtype=scale_dtype, **more)
+        fields = {"scale_dtype": "float16" if group else "float32", **more}
+        return QuantMatmul(tokens, out, width, "bfloat16", format, group, **fields)
 
     return [
         *(problem(tokens, format, group) for format, group in _COMMON for tokens in (1, 16, 64, 256)),
@@ -60,16 +60,17 @@ def _quant_matmul() -> list[QuantMatmul]:
 
 
 def _moe_matmul() -> list[MoEMatmul]:
-    """Mixtral-8x7B's experts, and the small ones of models with many."""
+    """Mixtral-8x7B's experts, the small ones of models with many, and gpt-oss-20b's."""
 
-    def problem(tokens: int, format: str, group: int, E: int, out: int, width: int, zeros: bool = False) -> MoEMatmul:
-        scale_dtype = "float16" if group else "float32"
-        return MoEMatmul(tokens, out, width, "bfloat16", format, group, zeros, scale_dtype, E=E)
+    def problem(tokens: int, format: str, group: int, E: int, out: int, width: int, **more: Any) -> MoEMatmul:
+        fields = {"scale_dtype": "float16" if group else "float32", **more}
+        return MoEMatmul(tokens, out, width, "bfloat16", format, group, E=E, **fields)
 
     return [
         *(problem(rows, format, group, 8, 28672, 4096) for format, group in _COMMON for rows in (16, 512)),
         *(problem(rows, "int4", 128, 128, 1536, 2048) for rows in (64, 2048)),
         problem(16, "int4", 32, 8, 28672, 4096, zeros=True),
+        *(problem(rows, "fp4", 32, 32, 5760, 2880, scale_dtype="bfloat16") for rows in (64, 2048)),
     ]
 
 
@@ -81,6 +82,11 @@ _OTHER = (
     ("int4", 128, {"zeros": True}),
     ("int4", 32, {}),
     ("int2", 64, {}),
+    # What checkpoints come in: GGUF's Q8_0 and Q4_1, fp8 in blocks of 128, MXFP4.
+    ("int8", 32, {}),
+    ("int4", 32, {"zeros": True, "scale_dtype": "float32"}),
+    ("fp8", 128, {"scale_dtype": "float32"}),
+    ("fp4", 32, {"scale_dtype": "bfloat16"}),
 )
 
 PROBLEMS: dict[str, list[Any]] = {

@@ -37,6 +37,8 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
     if problem.parts == 2 and target.capability < 90:  # those that spill registers come last
         many = problem.zeros and problem.group == 32
         found.sort(key=lambda tile: tile["bt"] == tile["bn"] or (many and tile["bn"] == 64))
+    elif problem.group == 32 and target.capability < 90:
+        found.sort(key=lambda tile: tile["bk"] > 128)
     return tuple(found)
 
 

@@ -33,12 +33,16 @@ def tiles(problem: Problem, target: Target) -> tuple[Tile, ...]:
         shapes = [(bt, 64, 4), (bt, 128, 8), (bt, 128, 4), (bt, 32, 2)]
     elif bt <= 64:
         shapes = [(bt, 64, 4), (bt, 128, 8)]
+        if p.group == 32 and p.zeros and p.scale_dtype == "float32":  # more registers than four warps have
+            shapes.reverse()
     elif triton.cdiv(p.T, bt) * triton.cdiv(p.out, 128) < target.cores:
         shapes = [(64, 64, 4), (64, 128, 8), (128, 128, 8)]
     else:
         shapes = [(128, 128, 8), (64, 128, 8), (64, 64, 4)]
-        many = p.parts == 2 and target.capability < 90
-        if many or p.parts == 4 or (p.group == 32 and p.zeros):  # more registers than there are
+        # A scale of each group takes registers. Of these formats there are enough for the largest tile:
+        few = not p.zeros or (p.group == 128 and p.scale_dtype != "float32")
+        enough = {"int4": target.capability >= 90 and few, "fp8": p.group == 128}
+        if p.group and not enough.get(p.format):
             shapes = shapes[1:]
     found = [_tile(p, target, *shape, row) for shape in shapes for row in (256, 128)]
     for splits in (found[0]["splits"] * 2, found[0]["splits"] // 2):
