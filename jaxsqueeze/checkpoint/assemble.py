@@ -18,6 +18,7 @@ from jaxsqueeze.checkpoint.source import SourceError, TensorSource
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.models.families import TensorRule, config_from_hf, rules, tensor_plan, units
 from jaxsqueeze.quant import qtensor
+from jaxsqueeze.quant.qtensor import QTensor
 from jaxsqueeze.quant.scheme import Scheme
 
 # Tensors some checkpoints carry although they follow from the config, or belong to parts that are not text.
@@ -33,6 +34,8 @@ class Job:
     config: ModelConfig
     plan: dict[str, TensorRule]
     tokenizer_files: dict[str, bytes]
+    stored: dict[str, Scheme]  # of the parameters that the source has quantised, all their tensors alike
+    mixed: tuple[str, ...]  # those whose tensors have different schemes: they can only be expanded
 
     @property
     def units(self) -> list[str]:
@@ -73,21 +76,26 @@ def prepare(source: TensorSource) -> Job:
     used = {name for rule in plan.values() for name in rule.sources}
     for name in sorted(names - used):
         layer = _LAYER.fullmatch(name)
-        if layer and int(layer[1]) < config.num_layers and not _DERIVED.fullmatch(name):
+        if layer and int(layer[1]) < config.num_layers and not _DERIVED.fullmatch(name) and not _no_bias(source, name):
             raise SourceError(
                 f"{source.where(name)}: tensor {name!r} has no place in a {config.family} model with this config; "
                 "use config and weights of the same model"
             )
-    return Job(source, config, plan, tokenizer_files)
+    return Job(source, config, plan, tokenizer_files, *_stored(source, plan))
 
 
 def build_unit(job: Job, unit: str, dtype: np.dtype, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
-    """The nested stored arrays of one unit (without the unit's own name): see layout.py."""
+    """The nested stored arrays of one unit (without the unit's own name): see layout.py. Codes that the source has in
+    the scheme that is asked for are taken as they are."""
     params: dict[str, Any] = {}
     for path in job.paths(unit):
-        own = np.dtype(np.float32) if path in schemes else rules.stored_dtype(path, dtype)
-        value = build(job, path, own)
-        params[path] = qtensor.quantise_on_host(value, schemes[path]).arrays if path in schemes else value
+        scheme = schemes.get(path)
+        if scheme is None:
+            params[path] = build(job, path, rules.stored_dtype(path, dtype))
+        elif scheme == job.stored.get(path):
+            params[path] = _build_stored(job, path).arrays
+        else:
+            params[path] = qtensor.quantise_on_host(build(job, path, np.dtype(np.float32)), scheme).arrays
     return unflatten_dict(params, sep="/")[unit]
 
 
@@ -97,6 +105,47 @@ def build(job: Job, path: str, dtype: np.dtype) -> np.ndarray:
     value = rules.apply(rule.rule, job.config, [job.source.get(name, dtype) for name in rule.sources])
     assert (value.shape, value.dtype) == (rules.param_shape(job.config, path), dtype), path
     return value
+
+
+def _build_stored(job: Job, path: str) -> QTensor:
+    """The parameter at ``path`` from its sources' codes: rules rearrange outputs, so scales and zeros follow."""
+    rule, shape = job.plan[path], rules.param_shape(job.config, path)
+    parts = [job.source.quantised(name) for name in rule.sources]
+    first = parts[0]
+    for name, part in zip(rule.sources[1:], parts[1:], strict=True):
+        if first.order is not None and not np.array_equal(part.order, first.order):
+            raise SourceError(
+                f"{job.source.where(name)}: {name!r} and {rule.sources[0]!r} have their inputs in different orders "
+                "(desc_act), but are one weight here; choose --weights bf16 or int4"
+            )
+
+    def outputs(arrays: list[np.ndarray]) -> np.ndarray:
+        """Of arrays [outputs, ...]."""
+        return rules.apply(rule.rule, job.config, arrays).reshape(-1, *arrays[0].shape[1:])
+
+    def scales(name: str) -> np.ndarray | None:
+        arrays = [getattr(part, name) for part in parts]
+        return None if arrays[0] is None else np.ascontiguousarray(outputs([a.T for a in arrays]).T)
+
+    codes = outputs([part.codes for part in parts])
+    return QTensor(codes, scales("scales"), scales("zeros"), first.format, shape, first.order)
+
+
+def _stored(source: TensorSource, plan: Mapping[str, TensorRule]) -> tuple[dict[str, Scheme], tuple[str, ...]]:
+    """``Job.stored`` and ``Job.mixed``."""
+    stored, mixed = {}, []
+    for path, rule in plan.items():
+        schemes = {source.scheme(name) for name in rule.sources if path.endswith("/weight")}
+        if len(schemes) > 1:
+            mixed.append(path)
+        elif (scheme := next(iter(schemes), None)) is not None:
+            stored[path] = scheme
+    return stored, tuple(mixed)
+
+
+def _no_bias(source: TensorSource, name: str) -> bool:
+    """A bias of zeros is none: AutoGPTQ writes one for every layer."""
+    return name.endswith(".bias") and not np.any(source.get(name, np.dtype(np.float32)))
 
 
 def _missing(source: TensorSource, config: ModelConfig, name: str) -> str:

@@ -14,6 +14,7 @@ import errno
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ from jaxsqueeze.checkpoint.durable import Busy, building, exclusive, recover
 from jaxsqueeze.checkpoint.manifest import MANIFEST, Manifest, current_versions, is_converted, read_manifest
 from jaxsqueeze.checkpoint.orbax_units import checkpointer, write_unit
 from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, Report, SourceError, TensorSource, content_hash, quiet
-from jaxsqueeze.quant.scheme import Recipe, Scheme
+from jaxsqueeze.quant.scheme import STORED, Recipe, Scheme
 
 UNQUANTISED = Recipe()
 _SPARE_BYTES = 64 << 20  # tokenizer, manifest, store metadata
@@ -44,7 +45,8 @@ def convert(
 ) -> Manifest:
     """Converts ``source`` (called ``name`` in the manifest) into the folder ``out``.
 
-    ``recipe``: which weights are quantised, and how; the others are stored in ``dtype``.
+    ``recipe``: which weights are quantised, and how; the others are stored in ``dtype``, those that ``source`` has
+    quantised too.
     ``force`` replaces a converted folder that is there, and nothing else. ``reuse`` is for a cache: waits for another
     process that is converting to ``out``, takes a good folder as it is, replaces a damaged one. SourceError: nothing
     was written.
@@ -54,7 +56,7 @@ def convert(
         _check_place(out, force)
     job = prepare(source)
     try:
-        schemes = recipe.schemes(job.plan)
+        schemes = recipe.schemes(job.plan, job.stored)
     except ValueError as error:
         raise SourceError(str(error)) from error
     made = _make_parents(out.parent)
@@ -106,7 +108,8 @@ def _write(
             config=job.config,
             dtype=dtype,
             schemes=schemes,
-            quantisation="none" if recipe.scheme is None else str(recipe.scheme),
+            quantisation=_in_words(job, recipe, schemes),
+            notes=_notes(job, recipe),
             source=name,
             source_hash=source_hash.result(),
             units=tuple(job.units),
@@ -115,6 +118,25 @@ def _write(
         )
     (folder / MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
+
+
+def _in_words(job: Job, recipe: Recipe, schemes: dict[str, Scheme]) -> str:
+    if not schemes:
+        return "none"
+    if recipe.weights != STORED:
+        return str(recipe.scheme)
+    forms = Counter(job.source.form(job.plan[path].sources[0]) for path in schemes)
+    return ", ".join(form for form, _ in forms.most_common())
+
+
+def _notes(job: Job, recipe: Recipe) -> tuple[str, ...]:
+    notes = list(job.source.notes)
+    if job.mixed and recipe.weights == STORED:
+        notes.append(
+            f"{len(job.mixed)} weights, like {job.mixed[0]}, were expanded: the checkpoint stores the parts of each in "
+            "different ways"
+        )
+    return tuple(notes)
 
 
 @contextlib.contextmanager

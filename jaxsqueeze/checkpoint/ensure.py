@@ -10,6 +10,7 @@ from jaxsqueeze.checkpoint.demo import cache_folder
 from jaxsqueeze.checkpoint.manifest import FORMAT_VERSION, is_converted, read_manifest
 from jaxsqueeze.checkpoint.resolve import resolve
 from jaxsqueeze.checkpoint.source import DTypeName, Report, SourceError, quiet
+from jaxsqueeze.quant.scheme import Recipe
 
 
 def ensure_converted(source: str, dtype: DTypeName = "bfloat16", report: Report = quiet) -> Path:
@@ -21,10 +22,11 @@ def ensure_converted(source: str, dtype: DTypeName = "bfloat16", report: Report 
     if is_converted(path):
         return path
     resolved = resolve(source, report)
-    key = hashlib.sha256(f"{FORMAT_VERSION}/{dtype}/{resolved.identity()}".encode()).hexdigest()[:16]
+    recipe = Recipe(resolved.weights)
+    key = hashlib.sha256(f"{FORMAT_VERSION}/{dtype}/{recipe.weights}/{resolved.identity()}".encode()).hexdigest()[:16]
     out = cache_folder() / "converted" / f"{resolved.name}-{key}"
     try:
         read_manifest(out)
     except SourceError:  # not there, or damaged: made (again) below
-        convert(resolved.open(), out, name=source, dtype=dtype, reuse=True, report=report)
+        convert(resolved.open(), out, name=source, dtype=dtype, recipe=recipe, reuse=True, report=report)
     return out

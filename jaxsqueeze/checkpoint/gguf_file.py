@@ -140,15 +140,19 @@ class GGUFFile:
             flat = np.frombuffer(self._map, own, tensor.nbytes // own.itemsize, tensor.start)
             return cast(flat.reshape(tensor.shape), dtype)
         # Whole rows at a time: the dequantisers loop in Python over small groups of rows.
-        block, block_bytes = gguf.GGML_QUANT_SIZES[tensor.kind]
-        row_bytes = tensor.shape[-1] // block * block_bytes
-        raw = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.start).reshape(-1, row_bytes)
+        raw = self.blocks(tensor)
         out = np.empty(tensor.shape, dtype)
         rows = out.reshape(-1, tensor.shape[-1])
-        step = max(1, _DEQUANT_BYTES // row_bytes)
+        step = max(1, _DEQUANT_BYTES // raw.shape[1])
         for first in range(0, len(raw), step):
             rows[first : first + step] = gguf.dequantize(raw[first : first + step], tensor.kind)
         return out
+
+    def blocks(self, tensor: GGUFTensor) -> np.ndarray:
+        """u8[rows, bytes of a row]: a quantised tensor as it is stored, a read-only view of the file."""
+        block, block_bytes = gguf.GGML_QUANT_SIZES[tensor.kind]
+        raw = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.start)
+        return raw.reshape(-1, tensor.shape[-1] // block * block_bytes)
 
     def _number(self, fmt: str) -> int:
         (value,) = struct.unpack_from(fmt, self._map, self._at)

@@ -10,16 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxsqueeze.checkpoint import gguf_names, gguf_tokenizer
+from jaxsqueeze.checkpoint import gguf_codes, gguf_names, gguf_tokenizer
 from jaxsqueeze.checkpoint.gguf_config import hf_config
 from jaxsqueeze.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from jaxsqueeze.checkpoint.source import SourceError, cast
+from jaxsqueeze.quant.qtensor import QTensor
+from jaxsqueeze.quant.scheme import Scheme
 
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 class GGUFSource:
     """A TensorSource over one model's GGUF files."""
+
+    notes = ()
 
     def __init__(self, path: Path):
         self.path = path
@@ -66,12 +70,26 @@ class GGUFSource:
         part, tensor = self._tensors[name]
         if self._architecture in gguf_names.NORMS_PLUS_ONE and name.endswith("norm.weight"):
             return cast(self._float(part, tensor) - np.float32(1.0), dtype)
-        values = part.read(tensor, dtype)
+        return self._undo_interleave(name, part.read(tensor, dtype))
+
+    def scheme(self, name: str) -> Scheme | None:
+        _, tensor = self._tensors[name]
+        return gguf_codes.scheme(tensor.kind, tensor.shape)
+
+    def quantised(self, name: str) -> QTensor:
+        part, tensor = self._tensors[name]
+        codes = gguf_codes.codes(part.blocks(tensor), tensor.kind)
+        return codes.rows(lambda rows: self._undo_interleave(name, rows)).pack(self.scheme(name))
+
+    def form(self, name: str) -> str:
+        return self._tensors[name][1].kind.name
+
+    def _undo_interleave(self, name: str, rows: np.ndarray) -> np.ndarray:
         if self._architecture in gguf_names.ROW_PERMUTED:
             heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
             if heads:
-                values = gguf_names.undo_interleave(values, self.hf_config[heads])
-        return values
+                return gguf_names.undo_interleave(rows, self.hf_config[heads])
+        return rows
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return gguf_tokenizer.tokenizer_files(self.path, self._metadata)

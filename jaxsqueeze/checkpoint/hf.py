@@ -1,28 +1,20 @@
-"""Hugging Face checkpoint folder: ``config.json`` and safetensors, one file or shards with an index.
-
-Tensors are views of memory-mapped files (bfloat16 as ``ml_dtypes.bfloat16``), so nothing is read before it is used.
-The ``safetensors`` package validates each header; it cannot hand out numpy views, so the offsets are read from the
-header beside it. Pickled weights are refused, and no code that comes with a checkpoint is ever imported.
-"""
+"""Hugging Face checkpoint folder: ``config.json`` and safetensors (``safetensors_files.py``), quantised or not
+(``prequantised/``). No code that comes with a checkpoint is ever imported."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
+from jaxsqueeze.checkpoint import prequantised
+from jaxsqueeze.checkpoint.safetensors_files import FLOATS, SafetensorsFiles, read_json
 from jaxsqueeze.checkpoint.source import SourceError, cast
-from jaxsqueeze.models.families import canonical_name
+from jaxsqueeze.quant.qtensor import QTensor
+from jaxsqueeze.quant.scheme import Scheme
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,12 +24,6 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "generation_config.json",
 )
-_NP_DTYPES = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F64": np.dtype(np.float64),
-}
 
 
 class HFFolder:
@@ -50,122 +36,60 @@ class HFFolder:
         self.hf_config = _without_auto_map(read_json(path / "config.json"))
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.is_file() else {}
-        self._files = self._weight_files()
-        self._tensors: dict[str, _Stored] = {}  # by canonical name
-        for file, expected in self._files.items():
-            stored = _read_header(file)
-            names = stored if expected is None else expected
-            for name in names:
-                if name not in stored:
-                    raise SourceError(
-                        f"{file}: the index {_INDEX} says it holds tensor {name!r}, but it does not; "
-                        "download index and shards again"
-                    )
-                self._tensors[canonical_name(name)] = stored[name]
+        self._weights = SafetensorsFiles(path)
+        self._quantised = prequantised.read(self.hf_config, self._weights)
+        self.notes = self._quantised.notes
 
     def names(self) -> Iterable[str]:
-        return self._tensors
+        plain = (name for name in self._weights.names() if name not in self._quantised.hidden)
+        return [*plain, *self._quantised.linears]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        stored = self._tensors[name]
-        if stored.dtype not in _NP_DTYPES:
+        if linear := self._quantised.linears.get(name):
+            return linear.shape
+        if self._weights.kind(name) not in FLOATS:
             raise SourceError(
-                f"{stored.file}: tensor {name!r} is stored as {stored.dtype}, which is not a plain weight type "
-                f"({', '.join(_NP_DTYPES)}); use the unquantised checkpoint"
+                f"{self.where(name)}: tensor {name!r} is stored as {self._weights.kind(name)}, which is not a plain "
+                f"weight type ({', '.join(FLOATS)}); use the unquantised checkpoint"
             )
-        return stored.shape
+        return self._weights.shape(name)
 
     def where(self, name: str) -> Path:
-        return self._tensors[name].file
+        linear = self._quantised.linears.get(name)
+        return linear.file if linear else self._weights.where(name)
 
     def get(self, name: str, dtype: np.dtype) -> np.ndarray:
-        stored = self._tensors[name]
-        own = _NP_DTYPES[stored.dtype]
-        count = int(np.prod(stored.shape, dtype=np.int64))
-        if count == 0:
-            return np.zeros(stored.shape, dtype)
-        mapped = np.memmap(stored.file, np.uint8, "r", stored.start, (count * own.itemsize,))
-        flat = mapped.view(np.ndarray).view(own)
-        if not flat.flags.aligned:  # the format allows it, some readers of arrays do not
-            flat = flat.copy()
-        return cast(flat.reshape(stored.shape), dtype)
+        if name not in self._quantised.linears:
+            return cast(self._weights.read(name), dtype)
+        linear = self._quantised.linears[name]
+        return linear.read().expand(dtype)
+
+    def scheme(self, name: str) -> Scheme | None:
+        linear = self._quantised.linears.get(name)
+        return linear.scheme if linear else None
+
+    def quantised(self, name: str) -> QTensor:
+        linear = self._quantised.linears[name]
+        try:
+            return linear.read().pack(linear.scheme)
+        except ValueError as error:
+            raise _unusual(linear.file, name, error) from error
+
+    def form(self, name: str) -> str:
+        return f"{self._quantised.method} {self.scheme(name)}"
 
     def tokenizer_files(self) -> dict[str, bytes]:
         return {n: (self.path / n).read_bytes() for n in TOKENIZER_FILES if (self.path / n).is_file()}
 
     def files(self) -> list[Path]:
         small = [self.path / n for n in ("config.json", *TOKENIZER_FILES)]
-        return sorted([*self._files, *(p for p in small if p.is_file())])
-
-    def _weight_files(self) -> dict[Path, list[str] | None]:
-        """Each weight file to the tensors the index expects in it (None: whatever it holds)."""
-        index = self.path / _INDEX
-        if index.is_file():
-            by_file: dict[Path, list[str]] = {}
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise SourceError(f"{index}: has no weight_map; download it again")
-            for name, file_name in weight_map.items():
-                if not isinstance(file_name, str) or Path(file_name).name != file_name:
-                    raise SourceError(f"{index}: names {file_name!r}, which is not a file of this folder")
-                by_file.setdefault(self.path / file_name, []).append(name)
-            for file in by_file:
-                if not file.is_file():
-                    raise SourceError(f"{file}: missing, but the index {_INDEX} needs it; download this shard")
-            return dict(by_file)
-        if (self.path / _SINGLE).is_file():
-            return {self.path / _SINGLE: None}
-        others = sorted(self.path.glob("*.safetensors"))
-        if len(others) == 1:
-            return {others[0]: None}
-        if others:
-            raise SourceError(
-                f"{index}: missing, and there are {len(others)} safetensors files; download the index beside them"
-            )
-        pickles = sorted(p.name for pattern in _PICKLES for p in self.path.glob(pattern))
-        if pickles:
-            raise SourceError(
-                f"{self.path / pickles[0]}: pickled weights can run code and are never loaded; "
-                "use a safetensors version of this checkpoint"
-            )
-        raise SourceError(f"{self.path}: no safetensors weights here; download {_SINGLE} or its shards and index")
+        return sorted([*self._weights.files(), *(p for p in small if p.is_file())])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Stored:
-    """Where one tensor's bytes are."""
-
-    file: Path
-    dtype: str  # as safetensors spells it
-    shape: tuple[int, ...]
-    start: int  # bytes from the start of the file
-
-
-def _read_header(file: Path) -> dict[str, _Stored]:
-    try:
-        with safe_open(file, framework="np"):
-            pass  # opening checks header, offsets and file length
-        with file.open("rb") as f:
-            header_len = int.from_bytes(f.read(8), "little")
-            header = json.loads(f.read(header_len))
-    except (SafetensorError, ValueError) as error:
-        raise SourceError(f"{file}: truncated or damaged ({error}); download this file again") from error
-    return {
-        name: _Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + header_len + entry["data_offsets"][0])
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or a SourceError that names the file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: not valid JSON ({error}); download it again") from error
-    if not isinstance(data, dict):
-        raise SourceError(f"{path}: not a JSON object; download it again")
-    return data
+def _unusual(file: Path, name: str, error: ValueError) -> SourceError:
+    if isinstance(error, SourceError):
+        return error
+    return SourceError(f"{file}: tensor {name!r} cannot be kept as it is, {error}; choose --weights bf16 or int4")
 
 
 def _without_auto_map(config: dict[str, Any]) -> dict[str, Any]:

@@ -26,12 +26,13 @@ class Manifest:
     config: ModelConfig
     dtype: DTypeName  # of all weights that are not quantised; norm scales are float32
     schemes: dict[str, Scheme]  # of those that are, by parameter path
-    quantisation: str  # the same in a few words, "none" or "int4-g64, calibrated"
+    quantisation: str  # the same in a few words, "none", "int4-g64, calibrated" or "gptq int4-g128"
     source: str  # what was converted, as its user named it
     source_hash: str  # SHA-256 (see ``source.content_hash``)
     units: tuple[str, ...]  # one Orbax checkpoint each, under params/
     files: dict[str, int]
     versions: dict[str, str]
+    notes: tuple[str, ...] = ()  # what of the source was not used or not kept, a sentence each
     format_version: int = FORMAT_VERSION
 
     def to_bytes(self) -> bytes:
@@ -60,6 +61,7 @@ def read_manifest(folder: Path) -> Manifest:
         if version == FORMAT_VERSION:
             config = ModelConfig.from_json(data["config"])
             given = {"config": config, "schemes": scheme.from_json(data["schemes"]), "units": tuple(data["units"])}
+            given["notes"] = tuple(data.get("notes", ()))
             manifest = Manifest(**{**data, **given})
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError(f"{path}: damaged ({error!r}); delete the folder and convert again") from error

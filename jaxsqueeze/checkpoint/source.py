@@ -7,12 +7,15 @@ one at a time and memory-mapped where the file allows it: private memory never d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import ml_dtypes
 import numpy as np
+
+from jaxsqueeze.quant.qtensor import QTensor
+from jaxsqueeze.quant.scheme import Scheme
 
 DTypeName = Literal["bfloat16", "float32"]
 DTYPES: dict[str, np.dtype] = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
@@ -33,6 +36,7 @@ class TensorSource(Protocol):
     path: Path  # the file or folder, for messages
     hf_config: Mapping[str, Any]  # config.json vocabulary
     generation_config: Mapping[str, Any]  # generation_config.json vocabulary
+    notes: Sequence[str]  # what of the checkpoint is not used, a sentence each
 
     def names(self) -> Iterable[str]:
         """Names of all tensors, Hugging Face spelling."""
@@ -41,7 +45,17 @@ class TensorSource(Protocol):
         """Shape of one tensor, without reading it. SourceError if its stored type cannot be read."""
 
     def get(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """The tensor's values in ``dtype``; a read-only view of the file where it is stored so."""
+        """The tensor's values in ``dtype``; a read-only view of the file where it is stored so, expanded where it is
+        quantised."""
+
+    def scheme(self, name: str) -> Scheme | None:
+        """How ``quantised`` gives the tensor, without reading it; None: not quantised, or it can only be expanded."""
+
+    def quantised(self, name: str) -> QTensor:
+        """The tensor with the codes that are stored, in numpy arrays."""
+
+    def form(self, name: str) -> str:
+        """How a tensor with a scheme is stored, in the words of its file's world: "gptq int4-g128", "Q4_1"."""
 
     def where(self, name: str) -> Path:
         """The file that holds the tensor."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxsqueeze.checkpoint.manifest import Manifest, read_manifest
+from jaxsqueeze.checkpoint.manifest import Manifest
 from jaxsqueeze.checkpoint.source import DTYPES, SourceError
 from jaxsqueeze.quant.scheme import DEFAULT_GROUP, GROUPS, WEIGHTS, Recipe
 
@@ -19,7 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="folder to write; default: checkpoints/<name>")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16", help="type of the stored weights")
     quantised = parser.add_argument_group("quantised weights")
-    quantised.add_argument("--weights", choices=WEIGHTS, default="bf16", help="format of the layers' matmul weights")
+    quantised.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        help="format of the layers' matmul weights; stored, the default: quantised ones as the source has them",
+    )
     quantised.add_argument(
         "--group-size", type=int, choices=GROUPS, default=DEFAULT_GROUP, help="int4, int2: inputs that share a scale"
     )
@@ -48,11 +52,11 @@ def _on_cpu() -> Callable[..., Manifest]:
     return convert
 
 
-def _recipe(args: argparse.Namespace) -> Recipe:
+def _recipe(args: argparse.Namespace, default: str) -> Recipe:
     if args.weights == "int2":
         raise SourceError("int2 weights must be calibrated, which convert cannot do yet; choose int4")
     try:
-        return Recipe(args.weights, args.group_size, args.zero_points, tuple(args.keep), tuple(args.also))
+        return Recipe(args.weights or default, args.group_size, args.zero_points, tuple(args.keep), tuple(args.also))
     except ValueError as error:
         raise SourceError(str(error)) from error
 
@@ -68,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
             out = args.out or Path("checkpoints") / resolved.name
             source = resolved.open()
             convert = _on_cpu()
-            recipe = _recipe(args)
-            convert(source, out, name=args.source, dtype=args.dtype, recipe=recipe, force=args.force, report=report)
+            recipe = _recipe(args, resolved.weights)
+            manifest = convert(
+                source, out, name=args.source, dtype=args.dtype, recipe=recipe, force=args.force, report=report
+            )
     except SourceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -81,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("interrupted, nothing written", file=sys.stderr)
         return 130
-    if "tokenizer.json" not in read_manifest(out).files:
+    for note in manifest.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if "tokenizer.json" not in manifest.files:
         print(f"note: {args.source} has no tokenizer.json, so the result cannot serve text", file=sys.stderr)
     print(out)
     return 0

@@ -23,16 +23,19 @@ _BLOCK = 1 << 22  # weights quantised at once on the host: bounds the temporarie
 @struct.dataclass
 class QTensor:
     """Stands for a weight of ``shape = (*out, in)``; arrays as pallas_kernels/quant_matmul/packing.py lays them out,
-    with the ``out`` axes as one."""
+    with the ``out`` axes as one. ``order``: the inputs that the codes belong to, where they are not in order."""
 
     codes: jax.Array
     scales: jax.Array
     zeros: jax.Array | None
     format: Format = struct.field(pytree_node=False)
     shape: tuple[int, ...] = struct.field(pytree_node=False)
+    order: jax.Array | None = None  # i32[in]
 
     def matmul(self, x_TI: jax.Array, target: Target) -> jax.Array:
         """``x[T, in] @ weight.T`` -> f32[T, *out]."""
+        if self.order is not None:
+            x_TI = jnp.take(x_TI, self.order, axis=1, unique_indices=True, mode="clip")
         y = quant_matmul(x_TI, self.codes, self.scales, self.zeros, format=self.format, target=target)
         return y.reshape(x_TI.shape[0], *self.shape[:-1])
 
@@ -42,30 +45,35 @@ class QTensor:
         axis = self.scales.ndim - 1  # of outputs
         zeros = None if self.zeros is None else take(self.zeros, axis=axis)
         scales = take(self.scales, axis=axis)
-        return packing.dequantise(take(self.codes, axis=0), scales, zeros, self.format, self.shape[-1])
+        return self._in_order(packing.dequantise(take(self.codes, axis=0), scales, zeros, self.format, self.shape[-1]))
 
     def dequantise(self) -> jax.Array:
         """f32[*out, in]: the weight that this stands for."""
         weight = packing.dequantise(self.codes, self.scales, self.zeros, self.format, self.shape[-1])
-        return weight.reshape(self.shape)
+        return self._in_order(weight).reshape(self.shape)
+
+    def _in_order(self, weight_OI: jax.Array) -> jax.Array:
+        return weight_OI if self.order is None else weight_OI[:, jnp.argsort(self.order)]
 
     @property
     def arrays(self) -> dict[str, jax.Array]:
         """What a checkpoint stores of it."""
-        arrays = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
+        arrays = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "order": self.order}
         return {name: array for name, array in arrays.items() if array is not None}
 
 
 def from_arrays(arrays: dict[str, Any], scheme: Scheme, shape: tuple[int, ...]) -> QTensor:
     """The QTensor of what ``arrays`` gave, or of their abstract kind."""
-    return QTensor(arrays["codes"], arrays["scales"], arrays.get("zeros"), format=scheme.format, shape=shape)
+    codes, scales, zeros, order = map(arrays.get, ("codes", "scales", "zeros", "order"))
+    return QTensor(codes, scales, zeros, scheme.format, shape, order)
 
 
 def abstract(scheme: Scheme, shape: tuple[int, ...]) -> QTensor:
     """Shapes and types of a weight of ``shape = (*out, in)`` in ``scheme``."""
     out = math.prod(shape[:-1])
     problem = Problem(0, out, shape[-1], "float32", scheme.format, scheme.group, scheme.zeros, scheme.scale_dtype)
-    return QTensor(*problem.inputs()[1:], format=scheme.format, shape=shape)
+    order = jax.ShapeDtypeStruct(shape[-1:], jnp.int32) if scheme.ordered else None
+    return QTensor(*problem.inputs()[1:], scheme.format, shape, order)
 
 
 def quantise(weight: jax.Array, scheme: Scheme) -> QTensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pallas_kernels.quant_matmul.problem import GROUPS, Format
 
-WEIGHTS = ("bf16", "int8", "int4", "int2", "fp8")  # what --weights takes; checkpoints may hold other formats
+STORED = "stored"  # quantised weights stay as the source has them
+WEIGHTS = (STORED, "bf16", "int8", "int4", "int2", "fp8")  # what --weights takes; checkpoints may hold other formats
 GROUPED = ("int4", "int2")  # those with scales of groups; int8 and fp8 have one scale for each output
 DEFAULT_GROUP = 64
 
@@ -17,12 +19,14 @@ DEFAULT_GROUP = 64
 @dataclasses.dataclass(frozen=True)
 class Scheme:
     """One stored weight's format; which there are, and their layouts, is in pallas_kernels/quant_matmul/packing.py.
-    ``group``: inputs that share a scale, 0: one scale for each output; ``scale_dtype``: of group scales and zeros."""
+    ``group``: inputs that share a scale, 0: one scale for each output; ``scale_dtype``: of group scales and zeros;
+    ``ordered``: the inputs' order is stored with the codes."""
 
     format: Format
     group: int = 0
     zeros: bool = False
     scale_dtype: str = "float32"
+    ordered: bool = False
 
     def __str__(self) -> str:
         return self.format + (f"-g{self.group}" if self.group else "") + ("-zeros" if self.zeros else "")
@@ -31,7 +35,7 @@ class Scheme:
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """What a user asks of a conversion. ``keep`` and ``also`` are patterns of parameter paths (``layers_0/attn/*``):
-    weights left as they are, and weights quantised that by default are not (embedding, output head).
+    weights left wide, and weights quantised that by default are not (embedding, output head).
 
     Raises ValueError for a combination that does not exist.
     """
@@ -52,25 +56,32 @@ class Recipe:
 
     @property
     def scheme(self) -> Scheme | None:
-        """Of every weight that is quantised; None: nothing is."""
-        if self.weights == "bf16":
+        """Of every weight that is quantised; None: nothing is, or only what comes so."""
+        if self.weights in (STORED, "bf16"):
             return None
         if self.weights in GROUPED:
             return Scheme(self.weights, self.group, self.zeros, "float16")
         return Scheme(self.weights)
 
-    def schemes(self, paths: Iterable[str]) -> dict[str, Scheme]:
+    def schemes(self, paths: Iterable[str], stored: Mapping[str, Scheme] = MappingProxyType({})) -> dict[str, Scheme]:
         """The scheme of each parameter path that is quantised: every layer's matmul weights but for ``keep``, and what
-        is in ``also``. Raises ValueError for a pattern that no weight matches."""
+        is in ``also``; for "stored" those of ``stored`` (what the source has) but for ``keep``. Raises ValueError for
+        a pattern that no weight matches."""
         weights = [path for path in paths if path.endswith("/weight")]
         for pattern in (*self.keep, *self.also):
             if not fnmatch.filter(weights, pattern):
                 raise ValueError(f"no weight matches {pattern!r}; they are called {weights[0]}, {weights[1]}, ...")
+
+        def kept(path: str) -> bool:
+            return any(fnmatch.fnmatchcase(path, pattern) for pattern in self.keep)
+
+        if self.weights == STORED:
+            return {path: scheme for path, scheme in stored.items() if not kept(path)}
         if self.scheme is None:
             return {}
 
         def wanted(path: str) -> bool:
-            if any(fnmatch.fnmatchcase(path, pattern) for pattern in self.keep):
+            if kept(path):
                 return False
             return path.startswith("layers_") or any(fnmatch.fnmatchcase(path, pattern) for pattern in self.also)
 

@@ -301,7 +301,6 @@ def test_explicit_head_dim_counts():
         (llama(hidden_act="relu"), "unsupported activation 'relu'"),
         (llama(hidden_size=None), "lacks 'hidden_size'"),
         (llama(num_key_value_heads=5), "num_heads 32 is not a multiple of num_kv_heads 5"),
-        (llama(quantization_config={"quant_method": "gptq"}), "quant_method 'gptq'"),
         (small("Qwen2ForCausalLM", layer_types=["chunked_attention"] * 4), "chunked_attention"),
         (small("Gemma2ForCausalLM", layer_types=["full_attention"]), "1 entries for 4 layers"),
         (gemma3_270m(use_bidirectional_attention=True), "use_bidirectional_attention"),

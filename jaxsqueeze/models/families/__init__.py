@@ -28,9 +28,6 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     family = _BY_ARCHITECTURE.get(name) if architectures else _BY_MODEL_TYPE.get(name)
     if family is None:
         raise ValueError(f"unknown architecture {name!r}; known: {', '.join(_BY_ARCHITECTURE)}")
-    if hf.get("quantization_config"):
-        method = hf["quantization_config"].get("quant_method", "unknown")
-        raise ValueError(f"already quantised checkpoint (quant_method {method!r}); convert the unquantised one")
     return family.config(hf)
 
 
