@@ -76,7 +76,9 @@ def prepare(source: TensorSource) -> Job:
     used = {name for rule in plan.values() for name in rule.sources}
     for name in sorted(names - used):
         layer = _LAYER.fullmatch(name)
-        if layer and int(layer[1]) < config.num_layers and not _DERIVED.fullmatch(name) and not _no_bias(source, name):
+        if layer and int(layer[1]) < config.num_layers and not _DERIVED.fullmatch(name):
+            if _is_empty_bias(source, name, names):
+                continue
             raise SourceError(
                 f"{source.where(name)}: tensor {name!r} has no place in a {config.family} model with this config; "
                 "use config and weights of the same model"
@@ -143,9 +145,12 @@ def _stored(source: TensorSource, plan: Mapping[str, TensorRule]) -> tuple[dict[
     return stored, tuple(mixed)
 
 
-def _no_bias(source: TensorSource, name: str) -> bool:
-    """A bias of zeros is none: AutoGPTQ writes one for every layer."""
-    return name.endswith(".bias") and not np.any(source.get(name, np.dtype(np.float32)))
+def _is_empty_bias(source: TensorSource, name: str, names: set[str]) -> bool:
+    """AutoGPTQ writes a bias for every quantised layer, of zeros where the model has none."""
+    weight = f"{name.removesuffix('.bias')}.weight"
+    if not name.endswith(".bias") or weight not in names or source.scheme(weight) is None:
+        return False
+    return not np.any(source.get(name, np.dtype(np.float32)))
 
 
 def _missing(source: TensorSource, config: ModelConfig, name: str) -> str:

@@ -36,7 +36,7 @@ def test_patterns():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"weights": "int3"}, "weights must be one of bf16, int8, int4, int2, fp8, got 'int3'"),
+        ({"weights": "int3"}, "weights must be one of stored, bf16, int8, int4, int2, fp8, got 'int3'"),
         ({"weights": "int4", "group": 48}, "group size must be one of 32, 64, 128, got 48"),
         ({"weights": "int8", "zeros": True}, "zero points are for int4 and int2 weights, not for int8"),
     ],
