@@ -72,8 +72,12 @@ class HFFolder:
         linear = self._quantised.linears[name]
         try:
             return linear.read().pack(linear.scheme)
+        except SourceError:
+            raise
         except ValueError as error:
-            raise _unusual(linear.file, name, error) from error
+            raise SourceError(
+                f"{linear.file}: tensor {name!r} cannot be kept as it is, {error}; choose --weights bf16 or int4"
+            ) from error
 
     def form(self, name: str) -> str:
         return f"{self._quantised.method} {self.scheme(name)}"
@@ -84,12 +88,6 @@ class HFFolder:
     def files(self) -> list[Path]:
         small = [self.path / n for n in ("config.json", *TOKENIZER_FILES)]
         return sorted([*self._weights.files(), *(p for p in small if p.is_file())])
-
-
-def _unusual(file: Path, name: str, error: ValueError) -> SourceError:
-    if isinstance(error, SourceError):
-        return error
-    return SourceError(f"{file}: tensor {name!r} cannot be kept as it is, {error}; choose --weights bf16 or int4")
 
 
 def _without_auto_map(config: dict[str, Any]) -> dict[str, Any]:
