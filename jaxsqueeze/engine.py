@@ -58,7 +58,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, report: Report = quiet) -> None:
         folder = ensure_converted(config.model, "float32" if config.dtype == "float32" else "bfloat16", report)
-        manifest = read_manifest(folder)
+        self.manifest = manifest = read_manifest(folder)
         self.model_config = cfg = manifest.config
         self.config = config = dataclasses.replace(
             config, dtype=manifest.dtype if config.dtype == "auto" else config.dtype

@@ -10,14 +10,16 @@ Units are built, written and dropped one by one, so private memory is bounded by
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from jaxsqueeze.checkpoint.assemble import Job, build_unit, prepare
 from jaxsqueeze.checkpoint.durable import Busy, building, exclusive, recover
@@ -27,6 +29,8 @@ from jaxsqueeze.checkpoint.source import DTYPES, DTypeName, Report, SourceError,
 from jaxsqueeze.quant.scheme import STORED, Recipe, Scheme
 
 UNQUANTISED = Recipe()
+# Of a finished folder before it is published: the quality report to store in it, or raises what forbids publishing.
+Judge = Callable[[Path], dict[str, Any]]
 _SPARE_BYTES = 64 << 20  # tokenizer, manifest, store metadata
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_SPACE_TEXTS = tuple(os.strerror(code).lower() for code in _NO_SPACE)
@@ -39,6 +43,8 @@ def convert(
     name: str,
     dtype: DTypeName = "bfloat16",
     recipe: Recipe = UNQUANTISED,
+    raised: Mapping[str, Scheme] | None = None,
+    judge: Judge | None = None,
     force: bool = False,
     reuse: bool = False,
     report: Report = quiet,
@@ -46,19 +52,23 @@ def convert(
     """Converts ``source`` (called ``name`` in the manifest) into the folder ``out``.
 
     ``recipe``: which weights are quantised, and how; the others are stored in ``dtype``, those that ``source`` has
-    quantised too.
+    quantised too. ``raised``: some of the quantised ones that get a wider scheme than the recipe's. What ``judge``
+    raises passes through, and nothing was written.
     ``force`` replaces a converted folder that is there, and nothing else. ``reuse`` is for a cache: waits for another
     process that is converting to ``out``, takes a good folder as it is, replaces a damaged one. SourceError: nothing
     was written.
     """
     out = out.absolute()
     if not reuse:
-        _check_place(out, force)
+        check_place(out, force)
     job = prepare(source)
     try:
         schemes = recipe.schemes(job.plan, job.stored)
     except ValueError as error:
         raise SourceError(str(error)) from error
+    raised = raised or {}
+    assert set(raised) <= set(schemes)
+    schemes |= raised
     made = _make_parents(out.parent)
     try:
         with exclusive(out, wait=reuse):
@@ -67,10 +77,14 @@ def convert(
                 with contextlib.suppress(SourceError):
                     return read_manifest(out)
             elif not reuse:
-                _check_place(out, force)
+                check_place(out, force)
             _check_space(job, out, dtype, schemes)
             with building(out) as partial:
-                return _write(job, partial, name, dtype, recipe, schemes, report)
+                manifest = _write(job, partial, name, dtype, _in_words(job, recipe, schemes, raised), schemes, report)
+                if judge is not None:
+                    manifest = dataclasses.replace(manifest, quality=judge(partial))
+                    (partial / MANIFEST).write_bytes(manifest.to_bytes())
+                return manifest
     except Busy:
         raise SourceError(f"{out}: another process is converting to this folder; wait for it to end") from None
     except PermissionError as error:
@@ -90,7 +104,7 @@ def _write(
     folder: Path,
     name: str,
     dtype: DTypeName,
-    recipe: Recipe,
+    quantisation: str,
     schemes: dict[str, Scheme],
     report: Report,
 ) -> Manifest:
@@ -108,7 +122,7 @@ def _write(
             config=job.config,
             dtype=dtype,
             schemes=schemes,
-            quantisation=_in_words(job, recipe, schemes),
+            quantisation=quantisation,
             notes=_notes(job, recipe),
             source=name,
             source_hash=source_hash.result(),
@@ -120,13 +134,16 @@ def _write(
     return manifest
 
 
-def _in_words(job: Job, recipe: Recipe, schemes: dict[str, Scheme]) -> str:
+def _in_words(job: Job, recipe: Recipe, schemes: Mapping[str, Scheme], raised: Mapping[str, Scheme]) -> str:
     if not schemes:
         return "none"
-    if recipe.weights != STORED:
-        return str(recipe.scheme)
-    forms = Counter(job.source.form(job.plan[path].sources[0]) for path in schemes)
-    return ", ".join(form for form, _ in forms.most_common())
+    others = Counter(map(str, raised.values()))
+    if recipe.weights == STORED:
+        forms = Counter(job.source.form(job.plan[path].sources[0]) for path in schemes if path not in raised)
+        names = [form for form, _ in forms.most_common()]
+    else:
+        names = [str(recipe.scheme)]
+    return ", ".join([*names, *(f"{n} of {len(schemes)} weights {name}" for name, n in others.items())])
 
 
 def _notes(job: Job, recipe: Recipe) -> tuple[str, ...]:
@@ -156,7 +173,8 @@ def _background_hash(job: Job) -> Iterator[Future[str]]:
             raise
 
 
-def _check_place(out: Path, force: bool) -> None:
+def check_place(out: Path, force: bool) -> None:
+    """SourceError if ``out`` holds what may not be replaced."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not out.is_dir() or not is_converted(out):

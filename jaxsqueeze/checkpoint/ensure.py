@@ -13,8 +13,11 @@ from jaxsqueeze.checkpoint.source import DTypeName, Report, SourceError, quiet
 from jaxsqueeze.quant.scheme import Recipe
 
 
-def ensure_converted(source: str, dtype: DTypeName = "bfloat16", report: Report = quiet) -> Path:
+def ensure_converted(
+    source: str, dtype: DTypeName = "bfloat16", report: Report = quiet, weights: str | None = None
+) -> Path:
     """The converted folder for ``source``: itself if it is one, else the cached conversion, made now if need be.
+    ``weights``: as --weights of ``convert``.
 
     Two processes that start together convert once: the second waits for the first. SourceError names what is wrong.
     """
@@ -22,7 +25,7 @@ def ensure_converted(source: str, dtype: DTypeName = "bfloat16", report: Report 
     if is_converted(path):
         return path
     resolved = resolve(source, report)
-    recipe = Recipe(resolved.weights)
+    recipe = Recipe(weights or resolved.weights)
     key = hashlib.sha256(f"{FORMAT_VERSION}/{dtype}/{recipe.weights}/{resolved.identity()}".encode()).hexdigest()[:16]
     out = cache_folder() / "converted" / f"{resolved.name}-{key}"
     try:

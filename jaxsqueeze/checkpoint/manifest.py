@@ -14,7 +14,7 @@ from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.quant import scheme
 from jaxsqueeze.quant.scheme import Scheme
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 _VERSIONED = ("jaxsqueeze", "jax", "orbax-checkpoint", "numpy", "gguf", "safetensors", "tokenizers")
 
@@ -33,7 +33,13 @@ class Manifest:
     files: dict[str, int]
     versions: dict[str, str]
     notes: tuple[str, ...] = ()  # what of the source was not used or not kept, a sentence each
+    quality: dict[str, Any] | None = None  # what it costs against the unquantised model: report/quality/summary.py
     format_version: int = FORMAT_VERSION
+
+    @property
+    def weights(self) -> str:
+        """What the weights are stored in, in a few words."""
+        return self.dtype if self.quantisation == "none" else self.quantisation
 
     def to_bytes(self) -> bytes:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jaxsqueeze.checkpoint.manifest import Manifest
+from jaxsqueeze.checkpoint.manifest import Manifest, read_manifest
 from jaxsqueeze.checkpoint.source import DTYPES, SourceError
-from jaxsqueeze.quant.scheme import DEFAULT_GROUP, GROUPS, WEIGHTS, Recipe
+from jaxsqueeze.cli import gate
+from jaxsqueeze.quant.scheme import DEFAULT_GROUP, GROUPS, WEIGHTS, Recipe, Scheme
+
+if TYPE_CHECKING:
+    from jaxsqueeze.checkpoint.convert import Judge
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quantised.add_argument(
         "--also", help="quantise these too: 'embed/weight', 'lm_head/weight'; repeat for several", **pattern
     )
+    gate.add_arguments(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
 
 
@@ -62,7 +68,8 @@ def _recipe(args: argparse.Namespace, default: str) -> Recipe:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts; 0, or 2 for input that cannot be converted (one sentence on stderr, nothing written)."""
+    """Converts; 0, or 2 for input that cannot be converted, or gate.REFUSED for a result past a limit (one sentence on
+    stderr, nothing written)."""
     from jaxsqueeze.checkpoint.progress import progress_bars
     from jaxsqueeze.checkpoint.resolve import resolve
 
@@ -72,11 +79,18 @@ def run(args: argparse.Namespace) -> int:
             out = args.out or Path("checkpoints") / resolved.name
             source = resolved.open()
             convert = _on_cpu()
-            recipe = _recipe(args, resolved.weights)
-            manifest = convert(
-                source, out, name=args.source, dtype=args.dtype, recipe=recipe, force=args.force, report=report
-            )
-    except SourceError as error:
+            recipe, limits = _recipe(args, resolved.weights), gate.limits(args)
+            settings = {"dtype": args.dtype, "recipe": recipe, "force": args.force, "report": report}
+
+            def make(raised: Mapping[str, Scheme], judge: Judge | None) -> Manifest:
+                return convert(source, out, name=args.source, raised=raised, judge=judge, **settings)
+
+            if args.text is None:
+                make({}, None)
+            elif code := gate.judged(args, limits, out, make, report):
+                return code
+            manifest = read_manifest(out)
+    except (SourceError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:

@@ -14,6 +14,7 @@ from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.server.config import ServerConfig
 
 if TYPE_CHECKING:
+    from jaxsqueeze.checkpoint.manifest import Manifest
     from jaxsqueeze.server.worker import EngineLike
 
 API_KEY_VARIABLE = "JAXSQUEEZE_API_KEY"
@@ -91,13 +92,29 @@ def build_engine(config: EngineConfig) -> EngineLike:
 
 
 def announce(engine: Any, url: str, name: str, key_needed: bool) -> None:
-    """The memory ledger, where the server listens, and a first request to copy."""
+    """The memory ledger, what quantisation cost, where the server listens, and a first request to copy."""
     from rich.console import Console
 
     console = Console(highlight=False)
     console.print(engine.ledger)
+    if line := quality_line(engine.manifest):
+        print(line)
     console.print(f"Ready at {url}/v1 (docs: {url}/docs). Try:\n")
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if key_needed else ""
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     # Plain print: rich would wrap the line, and it is to be copied.
     print(f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'\n", flush=True)
+
+
+def quality_line(manifest: Manifest) -> str | None:
+    """What is known of the quality of quantised weights; None: they are not."""
+    from jaxsqueeze.report.quality.render import headline
+
+    if (report := manifest.quality) is not None:
+        return f"Quality of {manifest.weights}, on {report['tokens']:,} tokens: {headline(report)}"
+    if manifest.quantisation == "none":
+        return None
+    return (
+        f"No quality report is stored for these {manifest.weights} weights; "
+        f"`jaxsqueeze convert {manifest.source} OUT --weights ... --text FILE` makes and stores one"
+    )

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from jaxsqueeze.config import KVDtypes
+from jaxsqueeze.report.quality import render
 from jaxsqueeze.server.body import parse
 from jaxsqueeze.server.errors import client_fault
 from jaxsqueeze.server.prompts import chat_prompt, off_loop
@@ -53,6 +55,10 @@ async def model(request: Request, name: str) -> Response:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
+    """OpenAI's fields and three of our own: the longest prompt plus output, how weights and KV are stored, and what
+    converting cost in quality (null: no report is stored; KV that is narrowed when serving is not part of it)."""
+    manifest, config = service.engine.manifest, service.engine.config
+    k, v = (config.dtype if kind == "auto" else kind for kind in KVDtypes.parse(config.kv_dtype))
     return {
         "id": name,
         "object": "model",
@@ -61,6 +67,8 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "root": service.names[0],
         "parent": None,
         "max_model_len": service.engine.max_model_len,
+        "quantisation": {"weights": manifest.weights, "k": k, "v": v},
+        "quality": manifest.quality and render.headline_figures(manifest.quality),
     }
 
 

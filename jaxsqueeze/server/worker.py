@@ -14,13 +14,16 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.models.config import ModelConfig
 from jaxsqueeze.sched import SchedulerStats
 from jaxsqueeze.text.tokenizer import Tokenizer
 from jaxsqueeze.types import FinishReason, Request, TokenEvent
+
+if TYPE_CHECKING:
+    from jaxsqueeze.checkpoint.manifest import Manifest
 
 log = logging.getLogger("jaxsqueeze.server")
 
@@ -31,6 +34,7 @@ class EngineLike(Protocol):
     """What the worker and the routes use of ``jaxsqueeze.engine.Engine``."""
 
     config: EngineConfig
+    manifest: Manifest
     model_config: ModelConfig
     tokenizer: Tokenizer
     max_model_len: int

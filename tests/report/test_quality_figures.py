@@ -79,7 +79,7 @@ def test_slices_are_whole(scores):
 
 def test_pictures_of_slices_without_positions(scores, tmp_path):
     found = summarise(scores, np.zeros(2000, int), np.ones(2000, int), np.full(3, 10), (16,))
-    found |= {"candidate": "one", "reference": "other"}
+    found |= {"candidate": "one", "reference": "other", "tokens": 2000}
     render.plot(tmp_path / "a.png", found, scores["kl"], {"none": np.zeros(2000, bool)})
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert render.table(found).row_count == 2 + 11 + 1

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from jaxsqueeze.checkpoint.manifest import Manifest
 from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.sched import SchedulerStats
 from jaxsqueeze.text.tokenizer import Tokenizer
@@ -45,6 +46,17 @@ class ScriptedEngine:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.model_config = FakeModelConfig(tokenizer.vocab_size, (tokenizer.eos_token_id,))
+        self.manifest = Manifest(
+            config=self.model_config,
+            dtype="bfloat16",
+            schemes={},
+            quantisation="none",
+            source="scripted",
+            source_hash="",
+            units=(),
+            files={},
+            versions={},
+        )
         self.ledger = "ledger: scripted"
         self.scripts: dict[str, list[tuple[int, ...]]] = {}
         self.before_step: Callable[[list[Request]], None] = lambda requests: None

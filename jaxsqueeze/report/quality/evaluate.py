@@ -42,17 +42,9 @@ def evaluate(
     """The report (see summary.py) of two converted folders, also written to ``out``. SourceError for models that do not
     share a tokenizer, for a text or windows that are too short or long for them."""
     manifests = read_manifest(candidate), read_manifest(reference)
-    _check(manifests, candidate, reference, settings)
+    _check(manifests, (candidate, reference), settings)
     length = settings.contexts[-1]
-    tokenizer = Tokenizer.load(reference)
-    bos = manifests[1].config.bos_token_id
-    ids = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-    try:
-        # A model trained with a first token sees it before every window.
-        windows = corpus.windows(ids, length - (bos is not None), settings.most)
-    except ValueError as error:
-        raise SourceError(str(error)) from error
-    tokens = [np.concatenate([np.array([] if bos is None else [bos], np.int32), w.tokens]) for w in windows]
+    ids, tokens = read_text(reference, text, settings)
 
     key = _key(candidate, reference, text, settings)
     parts = None if out is None else _parts(out, key)
@@ -94,16 +86,32 @@ def evaluate(
     return found
 
 
-def _check(manifests: Sequence[Manifest], candidate: Path, reference: Path, settings: Settings) -> None:
-    files = [(folder / "tokenizer.json") for folder in (candidate, reference)]
+def read_text(reference: Path, text: str, settings: Settings) -> tuple[np.ndarray, list[np.ndarray]]:
+    """All ids of ``text`` in the words of ``reference``, i32[n], and the windows that are scored, each i32[n]: a model
+    trained with a first token sees it before every one. SourceError for a text or windows that are too short or long,
+    and for a model without a tokenizer."""
+    manifest = read_manifest(reference)
+    _check((manifest,), (reference,), settings)
+    bos = manifest.config.bos_token_id
+    ids = np.asarray(Tokenizer.load(reference).encode(text, add_special_tokens=False), np.int32)
+    try:
+        windows = corpus.windows(ids, settings.contexts[-1] - (bos is not None), settings.most)
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+    first = np.array([] if bos is None else [bos], np.int32)
+    return ids, [np.concatenate([first, w.tokens]) for w in windows]
+
+
+def _check(manifests: Sequence[Manifest], folders: Sequence[Path], settings: Settings) -> None:
+    files = [(folder / "tokenizer.json") for folder in folders]
     for file in files:
         if not file.is_file():
             raise SourceError(
                 f"{file.parent}: has no tokenizer.json, so no text can be scored; convert a checkpoint with one"
             )
     vocabularies = [json.loads(file.read_bytes())["model"]["vocab"] for file in files]
-    if vocabularies[0] != vocabularies[1] or len({m.config.vocab_size for m in manifests}) > 1:
-        raise SourceError(f"{candidate} and {reference} have different tokenizers; compare models that share one")
+    if any(v != vocabularies[0] for v in vocabularies) or len({m.config.vocab_size for m in manifests}) > 1:
+        raise SourceError(f"{folders[0]} and {folders[1]} have different tokenizers; compare models that share one")
     longest = min(m.config.max_position for m in manifests)
     if settings.contexts[-1] > longest:
         raise SourceError(
@@ -132,6 +140,5 @@ def _parts(out: Path, key: str) -> Path:
 
 
 def _name(manifest: Manifest, kv: KVDtypes) -> str:
-    weights = manifest.dtype if manifest.quantisation == "none" else manifest.quantisation
     parts = [] if kv == KVDtypes() else [f"KV {kv.k}" if kv.k == kv.v else f"K {kv.k}, V {kv.v}"]
-    return f"{manifest.source} ({', '.join([weights, *parts])})"
+    return f"{manifest.source} ({', '.join([manifest.weights, *parts])})"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from jaxsqueeze.report.quality.sensitivity import WeightCost
 
 _COLUMNS = {
     "positions": ("positions", "{:,}"),
@@ -24,13 +27,24 @@ _COLUMNS = {
 }
 
 
+def headline_figures(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The headline's figures. Changes and flips are shares, KL is in nats."""
+    every = report["all"]
+    return {
+        "reference": report["reference"],
+        "tokens": report["tokens"],
+        "perplexity_change": every["perplexity"] / every["ref_perplexity"] - 1,
+        "kl_p99.9": every["kl_p99.9"],
+        "rare_flips": report["rare"].get("flips"),  # None: no rare token of which the reference was sure
+    }
+
+
 def headline(report: Mapping[str, Any]) -> str:
     """One line: what a model costs in quality."""
-    every, rare = report["all"], report["rare"]
-    change = every["perplexity"] / every["ref_perplexity"] - 1
-    flips = rare.get("flips")
+    f = headline_figures(report)
+    flips = f["rare_flips"]
     rare_flips = "no sure rare token" if flips is None else f"{flips:.2%} of sure rare tokens flipped"
-    return f"perplexity {change:+.2%}, KL p99.9 {every['kl_p99.9']:.3f} nats, {rare_flips}"
+    return f"perplexity {f['perplexity_change']:+.2%}, KL p99.9 {f['kl_p99.9']:.3f} nats, {rare_flips}"
 
 
 def table(report: Mapping[str, Any]) -> Table:
@@ -45,6 +59,19 @@ def table(report: Mapping[str, Any]) -> Table:
         table.add_section()
         for name, part in report[group].items():
             table.add_row(label.format(name), *_cells(part))
+    return table
+
+
+def costs_table(costs: Sequence[WeightCost], most: int = 10) -> Table:
+    """The first of ``costs``."""
+    title = f"What each weight costs by itself: the worst {min(most, len(costs))} of {len(costs)}"
+    table = Table("weight", "stored in", "MB", "KL mean", "p99", title=title, title_justify="left")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for cost in costs[:most]:
+        table.add_row(
+            cost.path, cost.scheme, f"{cost.num_bytes / 1e6:.2f}", f"{cost.kl_mean:.5f}", f"{cost.kl_p99:.4f}"
+        )
     return table
 
 

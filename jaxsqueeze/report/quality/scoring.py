@@ -70,9 +70,8 @@ class Comparison:
 
     def __init__(self, reference: Subject, candidate: Subject) -> None:
         self._subjects = reference, candidate
-        models = reference.model, candidate.model
+        self._models = reference.model, candidate.model
         self._pools = reference.pool, candidate.pool
-        self._step = jax.jit(functools.partial(_step, models), donate_argnums=1)
 
     def score(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
         """``Scores`` of a window's tokens 1 .. n - 1, as numpy arrays by field name. Raises FloatingPointError if a
@@ -87,9 +86,9 @@ class Comparison:
             padded[: len(chunk[:step])] = chunk[:step]
             targets[: len(chunk) - 1] = chunk[1:]
             positions = np.where(np.arange(step) < len(chunk[:step]), start + np.arange(step), -1).astype(np.int32)
-            rows = tuple(_rows(s, positions.reshape(shape)) for s in self._subjects)
+            rows = tuple(query_rows(s, positions.reshape(shape)) for s in self._subjects)
             variables = tuple(s.variables for s in self._subjects)
-            self._pools, scores = self._step(variables, self._pools, padded, rows, targets)
+            self._pools, scores = _step(self._models, variables, self._pools, padded, rows, targets)
             parts.append({f.name: np.asarray(getattr(scores, f.name))[: len(chunk) - 1] for f in fields})
         whole = {f.name: np.concatenate([part[f.name] for part in parts]) for f in fields}
         if not all(np.isfinite(whole[name]).all() for name in ("ref_nll", "nll", "kl")):
@@ -97,14 +96,15 @@ class Comparison:
         return whole
 
 
-def _rows(subject: Subject, positions: np.ndarray) -> QueryRows:
-    """Every group's table holds all pages, 1, 2, ..., in order."""
+def query_rows(subject: Subject, positions: np.ndarray) -> QueryRows:
+    """Of ``positions`` i32[N, Q]. Every group's table holds all pages, 1, 2, ..., in order."""
     n = len(positions)
     table = np.broadcast_to(np.arange(1, subject.pages + 1, dtype=np.int32), (n, subject.pages))
     pages = GroupPages(table, np.zeros(n, np.int32))
     return QueryRows(positions, (pages,) * len(subject.manifest.config.cache_groups()))
 
 
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _step(
     models: tuple[Decoder, Decoder],
     variables: tuple[Any, Any],
