@@ -3,6 +3,7 @@
     OUT/manifest.json          see manifest.py; written last
     OUT/params/<unit>/         one Orbax PyTree checkpoint per unit: embed, layers_0, ..., final_norm, lm_head
     OUT/tokenizer.json, ...    tokenizer files under their Hugging Face names
+    OUT.calibration/           layers that a calibrated conversion has done; removed when OUT is there
 
 Units are built, written and dropped one by one, so private memory is bounded by the largest unit, not by the model.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import shutil
 import threading
@@ -21,7 +23,11 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxsqueeze.checkpoint.assemble import Job, build_unit, prepare
+from jaxsqueeze.checkpoint.calibration.text import Calibration, windows
+from jaxsqueeze.checkpoint.calibration.units import CalibratedUnits, discard
 from jaxsqueeze.checkpoint.durable import Busy, building, exclusive, recover
 from jaxsqueeze.checkpoint.manifest import MANIFEST, Manifest, current_versions, is_converted, read_manifest
 from jaxsqueeze.checkpoint.orbax_units import checkpointer, write_unit
@@ -45,6 +51,7 @@ def convert(
     recipe: Recipe = UNQUANTISED,
     raised: Mapping[str, Scheme] | None = None,
     judge: Judge | None = None,
+    calibration: Calibration | None = None,
     force: bool = False,
     reuse: bool = False,
     report: Report = quiet,
@@ -54,6 +61,7 @@ def convert(
     ``recipe``: which weights are quantised, and how; the others are stored in ``dtype``, those that ``source`` has
     quantised too. ``raised``: some of the quantised ones that get a wider scheme than the recipe's. What ``judge``
     raises passes through, and nothing was written.
+    ``calibration``: the layers' weights are rounded for what this text gives them; the nearest codes otherwise.
     ``force`` replaces a converted folder that is there, and nothing else. ``reuse`` is for a cache: waits for another
     process that is converting to ``out``, takes a good folder as it is, replaces a damaged one. SourceError: nothing
     was written.
@@ -69,6 +77,8 @@ def convert(
     raised = raised or {}
     assert set(raised) <= set(schemes)
     schemes |= raised
+    read = None if calibration is None else windows(job, calibration)
+    work = out.with_name(f"{out.name}.calibration")
     made = _make_parents(out.parent)
     try:
         with exclusive(out, wait=reuse):
@@ -80,11 +90,13 @@ def convert(
                 check_place(out, force)
             _check_space(job, out, dtype, schemes)
             with building(out) as partial:
-                manifest = _write(job, partial, name, dtype, _in_words(job, recipe, schemes, raised), schemes, report)
+                what = _Conversion(job, name, dtype, recipe, raised, schemes, read)
+                manifest = _write(what, partial, work, report)
                 if judge is not None:
                     manifest = dataclasses.replace(manifest, quality=judge(partial))
                     (partial / MANIFEST).write_bytes(manifest.to_bytes())
-                return manifest
+            discard(work)
+            return manifest
     except Busy:
         raise SourceError(f"{out}: another process is converting to this folder; wait for it to end") from None
     except PermissionError as error:
@@ -99,32 +111,69 @@ def convert(
                 folder.rmdir()
 
 
-def _write(
-    job: Job,
-    folder: Path,
-    name: str,
-    dtype: DTypeName,
-    quantisation: str,
-    schemes: dict[str, Scheme],
-    report: Report,
-) -> Manifest:
-    total, done = job.nbytes(DTYPES[dtype], schemes), 0
+@dataclasses.dataclass(frozen=True)
+class _Conversion:
+    """``raised``: those of ``schemes`` that are not the recipe's; ``read``: windows of the calibration's text."""
+
+    job: Job
+    name: str
+    dtype: DTypeName
+    recipe: Recipe
+    raised: Mapping[str, Scheme]
+    schemes: dict[str, Scheme]
+    read: np.ndarray | None
+
+    @property
+    def quantisation(self) -> str:
+        """See ``Manifest``."""
+        if not self.schemes:
+            return "none"
+        if self.recipe.weights == STORED:
+            source, plan = self.job.source, self.job.plan
+            forms = Counter(source.form(plan[path].sources[0]) for path in self.schemes if path not in self.raised)
+            names = [form for form, _ in forms.most_common()]
+        else:
+            names = [str(self.recipe.scheme)]
+        for name, n in Counter(map(str, self.raised.values())).items():
+            names.append(f"{n} of {len(self.schemes)} weights {name}")
+        return ", ".join(names if self.read is None else [*names, "calibrated"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See ``Manifest``."""
+        mixed = self.job.mixed if self.recipe.weights == STORED else ()
+        if not mixed:
+            return tuple(self.job.source.notes)
+        expanded = (
+            f"{len(mixed)} weights, like {mixed[0]}, were expanded: the checkpoint stores the parts of each in "
+            "different ways"
+        )
+        return *self.job.source.notes, expanded
+
+
+def _write(what: _Conversion, folder: Path, work: Path, report: Report) -> Manifest:
+    """``work``: where a calibration keeps what it has done."""
+    job, dtype, schemes = what.job, DTYPES[what.dtype], what.schemes
+    total, done = job.nbytes(dtype, schemes), 0
     for file_name, data in job.tokenizer_files.items():
         (folder / file_name).write_bytes(data)
     with _background_hash(job) as source_hash, checkpointer() as orbax:
+        build = functools.partial(build_unit, job, dtype=dtype, schemes=schemes)
+        if what.read is not None:
+            build = CalibratedUnits(job, dtype, schemes, what.read, work, orbax, report).build
         for unit in job.units:
             report("converting", done, total)
-            write_unit(orbax, folder, unit, build_unit(job, unit, DTYPES[dtype], schemes))
-            done += job.nbytes(DTYPES[dtype], schemes, unit)
+            write_unit(orbax, folder, unit, build(unit))
+            done += job.nbytes(dtype, schemes, unit)
         report("converting", total, total)
         files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
         manifest = Manifest(
             config=job.config,
-            dtype=dtype,
+            dtype=what.dtype,
             schemes=schemes,
-            quantisation=quantisation,
-            notes=_notes(job, recipe),
-            source=name,
+            quantisation=what.quantisation,
+            notes=what.notes,
+            source=what.name,
             source_hash=source_hash.result(),
             units=tuple(job.units),
             files=files,
@@ -132,28 +181,6 @@ def _write(
         )
     (folder / MANIFEST).write_bytes(manifest.to_bytes())
     return manifest
-
-
-def _in_words(job: Job, recipe: Recipe, schemes: Mapping[str, Scheme], raised: Mapping[str, Scheme]) -> str:
-    if not schemes:
-        return "none"
-    others = Counter(map(str, raised.values()))
-    if recipe.weights == STORED:
-        forms = Counter(job.source.form(job.plan[path].sources[0]) for path in schemes if path not in raised)
-        names = [form for form, _ in forms.most_common()]
-    else:
-        names = [str(recipe.scheme)]
-    return ", ".join([*names, *(f"{n} of {len(schemes)} weights {name}" for name, n in others.items())])
-
-
-def _notes(job: Job, recipe: Recipe) -> tuple[str, ...]:
-    notes = list(job.source.notes)
-    if job.mixed and recipe.weights == STORED:
-        notes.append(
-            f"{len(job.mixed)} weights, like {job.mixed[0]}, were expanded: the checkpoint stores the parts of each in "
-            "different ways"
-        )
-    return tuple(notes)
 
 
 @contextlib.contextmanager

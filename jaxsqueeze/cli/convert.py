@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxsqueeze.checkpoint.calibration.text import DEFAULT_TOKENS, Calibration
 from jaxsqueeze.checkpoint.manifest import Manifest, read_manifest
 from jaxsqueeze.checkpoint.source import DTYPES, SourceError
 from jaxsqueeze.cli import gate
-from jaxsqueeze.quant.scheme import DEFAULT_GROUP, GROUPS, WEIGHTS, Recipe, Scheme
+from jaxsqueeze.quant.scheme import DEFAULT_GROUP, GROUPS, STORED, WEIGHTS, Recipe, Scheme
 
 if TYPE_CHECKING:
     from jaxsqueeze.checkpoint.convert import Judge
@@ -44,6 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quantised.add_argument(
         "--also", help="quantise these too: 'embed/weight', 'lm_head/weight'; repeat for several", **pattern
     )
+    quantised.add_argument(
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="UTF-8 text: rounds the layers' weights for what it gives them (AWQ and GPTQ); a killed run goes on",
+    )
+    quantised.add_argument(
+        "--calibration-tokens", type=int, default=DEFAULT_TOKENS, help="tokens of the text that are read"
+    )
     gate.add_arguments(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it is a converted checkpoint")
 
@@ -59,8 +69,10 @@ def _on_cpu() -> Callable[..., Manifest]:
 
 
 def _recipe(args: argparse.Namespace, default: str) -> Recipe:
-    if args.weights == "int2":
-        raise SourceError("int2 weights must be calibrated, which convert cannot do yet; choose int4")
+    if args.weights == "int2" and args.calibration is None:
+        raise SourceError("int2 weights must be calibrated; pass --calibration FILE with a text, or choose int4")
+    if (args.weights or default) in (STORED, "bf16") and args.calibration is not None:
+        raise SourceError("--calibration is for weights that are quantised here; choose them with --weights, like int4")
     try:
         return Recipe(args.weights or default, args.group_size, args.zero_points, tuple(args.keep), tuple(args.also))
     except ValueError as error:
@@ -80,10 +92,11 @@ def run(args: argparse.Namespace) -> int:
             source = resolved.open()
             convert = _on_cpu()
             recipe, limits = _recipe(args, resolved.weights), gate.limits(args)
-            settings = {"dtype": args.dtype, "recipe": recipe, "force": args.force, "report": report}
+            calibration = None if args.calibration is None else Calibration(args.calibration, args.calibration_tokens)
+            settings = {"dtype": args.dtype, "recipe": recipe, "calibration": calibration, "force": args.force}
 
             def make(raised: Mapping[str, Scheme], judge: Judge | None) -> Manifest:
-                return convert(source, out, name=args.source, raised=raised, judge=judge, **settings)
+                return convert(source, out, name=args.source, raised=raised, judge=judge, report=report, **settings)
 
             if args.text is None:
                 make({}, None)
@@ -99,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        print("interrupted, nothing written", file=sys.stderr)
+        goes_on = "; started again it goes on from here" if args.calibration is not None else ""
+        print(f"interrupted, nothing written{goes_on}", file=sys.stderr)
         return 130
     for note in manifest.notes:
         print(f"note: {note}", file=sys.stderr)

@@ -1,0 +1,51 @@
+"""One decoder layer's weights quantised for the inputs that a text gave them: AWQ's scales, then a clipped grid, then
+GPTQ's codes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from jaxsqueeze.checkpoint.calibration.fold import MAKERS, fold, shared
+from jaxsqueeze.checkpoint.calibration.forward import Statistics
+from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.quant.awq import input_scales
+from jaxsqueeze.quant.clip import clip
+from jaxsqueeze.quant.gptq import compensation, gptq
+from jaxsqueeze.quant.qtensor import QTensor
+from jaxsqueeze.quant.scheme import Scheme
+
+
+def quantise(
+    cfg: ModelConfig,
+    params: dict[str, jax.Array],
+    seen: dict[str, Statistics],
+    schemes: Mapping[str, Scheme],
+    tick: Callable[[], None],
+) -> dict[str, jax.Array | QTensor]:
+    """The layer's parameters, f32 by path without the layer's name, with QTensors for those in ``schemes``. The others
+    stay what they are, but for scales that are folded into norms and biases. ``tick`` is called after each weight."""
+    names = [path.removesuffix("/weight") for path in schemes]
+    by = {name: compensation(seen[name].moments) for name in names}
+    scales = {}
+    for name in names:
+        maker = MAKERS.get(name)
+        # A weight that is kept is left alone: one rounded to bf16 anew would not be what it was.
+        if maker is not None and (maker.endswith("norm") or maker in names):
+            magnitude = shared(cfg, name, seen[name].magnitude)
+            path = f"{name}/weight"
+            scales[name] = input_scales(_matrix(params[path]), by[name].cost, magnitude, schemes[path])
+    for name, s in scales.items():
+        params, by[name] = fold(cfg, params, name, s), by[name].scaled(s)
+    for path, scheme in schemes.items():
+        weight, own = _matrix(params[path]), by.pop(path.removesuffix("/weight"))
+        arrays = gptq(weight, own, clip(weight, own.cost, scheme), scheme)
+        params[path] = jax.block_until_ready(QTensor(*arrays, format=scheme.format, shape=params[path].shape))
+        tick()
+    return params
+
+
+def _matrix(weight: jax.Array) -> jax.Array:
+    return jnp.reshape(weight, (-1, weight.shape[-1]))
