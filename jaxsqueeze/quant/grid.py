@@ -26,6 +26,10 @@ class Grid(NamedTuple):
     zeros: jax.Array
 
 
+def _codes(scheme: Scheme) -> tuple[int, int, int]:
+    return (-128, 127, 0) if scheme.format == "int8" and scheme.zeros else _CODES[scheme.format]
+
+
 def grouped(x: jax.Array, scheme: Scheme) -> jax.Array:
     """[..., groups, size] of x [..., in]."""
     width = x.shape[-1]
@@ -37,7 +41,7 @@ def grouped(x: jax.Array, scheme: Scheme) -> jax.Array:
 def covering(low: jax.Array, high: jax.Array, scheme: Scheme) -> Grid:
     """The finest grid from ``low`` to ``high``, f32[out, groups]; 0 is in it. Of a group's extremes, this is the grid
     that packing.quantise takes."""
-    first, last, zero = _CODES[scheme.format]
+    first, last, zero = _codes(scheme)
     low, high = jnp.minimum(low, 0), jnp.maximum(high, 0)
     if scheme.zeros:
         scale = _stored(((high - low) / (last - first)), scheme)
@@ -51,7 +55,7 @@ def covering(low: jax.Array, high: jax.Array, scheme: Scheme) -> Grid:
 
 def encode(value: jax.Array, grid: Grid, scheme: Scheme) -> jax.Array:
     """The nearest codes; the grid's arrays broadcast against ``value``."""
-    first, last, _ = _CODES[scheme.format]
+    first, last, _ = _codes(scheme)
     code = jnp.clip(value * _inverse(grid.scales) + grid.zeros, first, last)
     return code.astype(jnp.float8_e4m3fn).astype(jnp.float32) if scheme.format == "fp8" else jnp.round(code)
 
