@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,8 +85,9 @@ def judged(
     reference = ensure_converted(args.source, args.dtype, report, weights="bf16")
     kept = out.with_name(f"{out.name}.report")
     gate = Gate(reference, text, args.max_tokens, limits, kept, report)
+    say = functools.partial(print, flush=True)
     try:
-        manifest = convert_within(lambda raised: convert(raised, gate.judge), args.auto_mixed, print)
+        manifest = convert_within(lambda raised: convert(raised, gate.judge), args.auto_mixed, say)
     except Refused as refused:
         Console(width=120).print(render.costs_table(refused.costs))
         worst = ", ".join(cost.path for cost in refused.costs[:3])

@@ -125,6 +125,34 @@ def test_scales_of_another_shape_are_damage(folder, tmp_path):
         read_manifest(tmp_path / "out")
 
 
+def test_a_judge_sees_the_whole_folder_and_its_report_is_stored(folder, tmp_path):
+    recipe, raised = Recipe("int4", 32), {"layers_0/attn/o/weight": Scheme("int8")}
+    seen = {}
+
+    def judge(partial):
+        seen["params"], seen["manifest"], seen["out"] = load_params(partial), read_manifest(partial), out.exists()
+        return {"all": {"kl_max": 0.5}, "rare": {"flips": None}}
+
+    out = tmp_path / "out"
+    manifest = convert(HFFolder(folder), out, name="q", recipe=recipe, raised=raised, judge=judge)
+    assert manifest.quality == {"all": {"kl_max": 0.5}, "rare": {"flips": None}}
+    assert read_manifest(out) == manifest
+    assert (seen["manifest"].quality, seen["out"]) == (None, False)
+    assert manifest.schemes["layers_0/attn/o/weight"] == Scheme("int8")
+    assert manifest.quantisation == "int4-g32, 1 of 8 weights int8"
+    jax.tree.map(np.testing.assert_array_equal, seen["params"], load_params(out))
+
+    def refuse(partial):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        convert(HFFolder(folder), out, name="other", recipe=recipe, judge=refuse, force=True)
+    assert read_manifest(out) == manifest
+    with pytest.raises(RuntimeError, match="no"):
+        convert(HFFolder(folder), tmp_path / "deep" / "out", name="other", recipe=recipe, judge=refuse)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
 def test_the_command(folder, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["convert", str(folder), out, "--weights", "int8", "--zero-points"]) == 2

@@ -60,7 +60,9 @@ def test_from_start_to_sigterm(command):
     client = openai.OpenAI(base_url=url + "/v1", api_key="secret", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
-    assert [m.id for m in client.models.list()] == ["tiny"]
+    (card,) = client.models.list()
+    assert (card.id, card.quality) == ("tiny", None)
+    assert card.quantisation == {"weights": "float32", "k": "float32", "v": "float32"}
 
     key = {"Authorization": "Bearer secret"}
     trace = Path(httpx.post(url + "/start_profile", headers=key, timeout=60).json()["trace"])

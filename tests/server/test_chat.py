@@ -1,10 +1,12 @@
 """``/v1/chat/completions`` with the unmodified ``openai`` client."""
 
 import asyncio
+import dataclasses
 
 import openai
 import pytest
 
+from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.text.tokenizer import Tokenizer
 from tests.server.scripted_engine import ScriptedEngine
 from tests.server.wire_checks import ids_of, script, stream
@@ -209,6 +211,29 @@ class TestInfo:
         assert server.openai.models.retrieve("alias").id == "alias"
         with pytest.raises(openai.NotFoundError):
             server.openai.models.retrieve("other")
+
+    def test_models_say_how_they_are_stored_and_what_it_cost(self, start, tokenizer):
+        engine = ScriptedEngine(tokenizer)
+        every = {"ref_perplexity": 20.0, "perplexity": 21.0, "kl_p99.9": 0.75, "kl_mean": 0.01}
+        report = {"candidate": "c", "reference": "r (bfloat16)", "tokens": 4096, "all": every, "rare": {"flips": 0.02}}
+        stored = {"quantisation": "int4-g64, 12 of 120 weights int8", "quality": report}
+        engine.manifest = dataclasses.replace(engine.manifest, **stored)
+        engine.config = EngineConfig(dtype="bfloat16", kv_dtype="v=int8")
+        client = start(engine=engine).openai
+        for card in (client.models.list().data[0], client.models.retrieve("scripted")):
+            assert card.object == "model"
+            assert card.quantisation == {"weights": stored["quantisation"], "k": "bfloat16", "v": "int8"}
+            assert card.quality == {
+                "reference": "r (bfloat16)",
+                "tokens": 4096,
+                "perplexity_change": pytest.approx(0.05),
+                "kl_p99.9": 0.75,
+                "rare_flips": 0.02,
+            }
+
+    def test_models_without_a_report(self, server):
+        card = server.openai.models.retrieve("scripted")
+        assert (card.quantisation["weights"], card.quality) == ("bfloat16", None)
 
     def test_unknown_model_is_404(self, server):
         error = server.refused(CHAT, 404, model="other", messages=USER)

@@ -8,6 +8,7 @@ import pytest
 from jaxsqueeze.cli import serve
 from jaxsqueeze.config import EngineConfig
 from jaxsqueeze.server.config import ServerConfig
+from tests.server.scripted_engine import ScriptedEngine
 
 
 def parse(*argv: str) -> argparse.Namespace:
@@ -72,3 +73,23 @@ def test_the_key_may_come_from_the_environment(monkeypatch):
     monkeypatch.setattr("jaxsqueeze.server.launch.serve", lambda config, *rest: seen.update(key=config.api_key) or 0)
     assert serve.run(parse("--api-key", "a")) == 0
     assert seen["key"] == ("a", "secret")
+
+
+def test_the_headline_of_quantised_weights(tokenizer, capsys):
+    engine = ScriptedEngine(tokenizer)
+    serve.announce(engine, "http://h:1", "m", False)
+    assert "uality" not in capsys.readouterr().out
+    engine.manifest = dataclasses.replace(engine.manifest, quantisation="int4-g64", source="org/name")
+    serve.announce(engine, "http://h:1", "m", False)
+    line = (
+        "No quality report is stored for these int4-g64 weights; `jaxsqueeze convert org/name OUT --weights ... --text "
+    )
+    assert line in capsys.readouterr().out
+    every, rare = {"ref_perplexity": 20.0, "perplexity": 20.5, "kl_p99.9": 0.75}, {"flips": 0.02}
+    report = {"candidate": "c", "reference": "r", "tokens": 4096, "all": every, "rare": rare}
+    engine.manifest = dataclasses.replace(engine.manifest, quality=report)
+    serve.announce(engine, "http://h:1", "m", False)
+    printed = capsys.readouterr().out
+    figures = "perplexity +2.50%, KL p99.9 0.750 nats, 2.00% of sure rare tokens flipped"
+    assert f"Quality of int4-g64, on 4,096 tokens: {figures}\n" in printed
+    assert "No quality report" not in printed
