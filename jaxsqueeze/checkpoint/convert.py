@@ -70,15 +70,11 @@ def convert(
     if not reuse:
         check_place(out, force)
     job = prepare(source)
-    try:
-        schemes = recipe.schemes(job.plan, job.stored)
-    except ValueError as error:
-        raise SourceError(str(error)) from error
-    raised = raised or {}
+    schemes, raised = chosen(job, recipe), raised or {}
     assert set(raised) <= set(schemes)
     schemes |= raised
     read = None if calibration is None else windows(job, calibration)
-    work = out.with_name(f"{out.name}.calibration")
+    work = calibration_folder(out)
     made = _make_parents(out.parent)
     try:
         with exclusive(out, wait=reuse):
@@ -198,6 +194,19 @@ def _background_hash(job: Job) -> Iterator[Future[str]]:
         except BaseException:
             failed.set()
             raise
+
+
+def chosen(job: Job, recipe: Recipe) -> dict[str, Scheme]:
+    """The scheme of each parameter that ``recipe`` stores quantised. SourceError for a pattern that fits none."""
+    try:
+        return recipe.schemes(job.plan, job.stored)
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+
+
+def calibration_folder(out: Path) -> Path:
+    """Where the calibration of a conversion to ``out`` is kept until it is published."""
+    return out.with_name(f"{out.name}.calibration")
 
 
 def check_place(out: Path, force: bool) -> None:

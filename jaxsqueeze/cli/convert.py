@@ -91,6 +91,9 @@ def run(args: argparse.Namespace) -> int:
             out = args.out or Path("checkpoints") / resolved.name
             source = resolved.open()
             convert = _on_cpu()
+            from jaxsqueeze.checkpoint.assemble import prepare
+            from jaxsqueeze.checkpoint.convert import chosen
+
             recipe, limits = _recipe(args, resolved.weights), gate.limits(args)
             calibration = None if args.calibration is None else Calibration(args.calibration, args.calibration_tokens)
             settings = {"dtype": args.dtype, "recipe": recipe, "calibration": calibration, "force": args.force}
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
             if args.text is None:
                 make({}, None)
-            elif code := gate.judged(args, limits, out, make, report):
+            elif code := gate.judged(args, limits, chosen(prepare(source), recipe), out, make, report):
                 return code
             manifest = read_manifest(out)
     except (SourceError, FloatingPointError) as error:

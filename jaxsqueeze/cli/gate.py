@@ -52,10 +52,6 @@ def limits(args: argparse.Namespace) -> Limits:
         )
     if args.auto_mixed and not found:
         raise SourceError("--auto-mixed works towards a limit; give --max-tail-kl or --max-rare-flips")
-    if args.text is not None and args.weights == "bf16":
-        raise SourceError("--text compares quantised weights with the unquantised; choose --weights int8 or int4")
-    if args.auto_mixed and args.weights == "int8":
-        raise SourceError("--auto-mixed stores weights in int8, and all are; choose --weights int4")
     if args.max_tokens is not None and args.max_tokens < 2:
         raise SourceError(f"--max-tokens must be >= 2, got {args.max_tokens}")
     return found
@@ -64,35 +60,42 @@ def limits(args: argparse.Namespace) -> Limits:
 def judged(
     args: argparse.Namespace,
     limits: Limits,
+    schemes: Mapping[str, Scheme],
     out: Path,
     convert: Callable[[Mapping[str, Scheme], Judge], Manifest],
     report: Report,
 ) -> int:
     """Converts with ``convert(raised, judge)``, as often as the limits and --auto-mixed ask, and says what it found.
-    The reference is converted into the cache if it is not there."""
+    ``schemes``: what is quantised at first. The reference is converted into the cache if it is not there."""
     from rich.console import Console
 
-    from jaxsqueeze.checkpoint.convert import check_place
+    from jaxsqueeze.checkpoint.convert import calibration_folder, check_place
     from jaxsqueeze.checkpoint.ensure import ensure_converted
     from jaxsqueeze.report.quality import render
-    from jaxsqueeze.report.quality.gate import Gate, Refused, convert_within
+    from jaxsqueeze.report.quality.gate import Gate, Refused, convert_within, narrow
 
     try:
         text = args.text.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise SourceError(f"{args.text}: not UTF-8 ({error.reason}); give a text file") from error
     check_place(out, args.force)
+    if not schemes:
+        raise SourceError("--text compares quantised weights with the unquantised; choose --weights int8 or int4")
+    if args.auto_mixed and not narrow(schemes):
+        raise SourceError("--auto-mixed stores weights in int8, and all are; choose --weights int4")
     reference = ensure_converted(args.source, args.dtype, report, weights="bf16")
     kept = out.with_name(f"{out.name}.report")
-    gate = Gate(reference, text, args.max_tokens, limits, kept, report)
+    gate = Gate(reference, text, args.max_tokens, limits, kept, args.calibration is not None, report)
     say = functools.partial(print, flush=True)
     try:
         manifest = convert_within(lambda raised: convert(raised, gate.judge), args.auto_mixed, say)
     except Refused as refused:
         Console(width=120).print(render.costs_table(refused.costs))
-        worst = ", ".join(cost.path for cost in refused.costs[:3])
+        worst = ", ".join(cost.name for cost in refused.costs[:3])
+        work = calibration_folder(out)
+        goes_on = f", its calibration in {work} for another try" if work.is_dir() else ""
         print(
-            f"refused: {refused}; {out} is not published, the report is in {kept}; most is lost in {worst}",
+            f"refused: {refused}; {out} is not published, the report is in {kept}{goes_on}; most is lost in {worst}",
             file=sys.stderr,
         )
         return REFUSED

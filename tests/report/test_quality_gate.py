@@ -9,9 +9,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from jaxsqueeze.checkpoint import convert as converting
+from jaxsqueeze.checkpoint.calibration.text import Calibration
 from jaxsqueeze.checkpoint.convert import convert
 from jaxsqueeze.checkpoint.hf import HFFolder
 from jaxsqueeze.checkpoint.manifest import read_manifest
@@ -122,12 +124,12 @@ def test_costs_are_those_of_dense_models_with_one_weight_rounded(checkpoint, pla
         expected[path] = kl.mean(), np.quantile(kl, 0.99)
 
     bars = []
-    costs = weight_costs(quantised, plain, window, lambda *bar: bars.append(bar))
-    assert {cost.path for cost in costs} == set(expected)
+    costs = weight_costs(quantised, plain, window, False, lambda *bar: bars.append(bar))
+    assert {cost.name for cost in costs} == set(expected)
     for cost in costs:
-        assert (cost.kl_mean, cost.kl_p99) == pytest.approx(expected[cost.path], rel=0.05, abs=1e-5)
+        assert (cost.kl_mean, cost.kl_p99) == pytest.approx(expected[cost.name], rel=0.05, abs=1e-5)
     assert [cost.kl_mean for cost in costs] == sorted((cost.kl_mean for cost in costs), reverse=True)
-    assert costs[0].path == FRAGILE
+    assert (costs[0].name, costs[0].paths) == (FRAGILE, (FRAGILE,))
     assert bars[-1] == ("each weight", 10, 10)
     config = read_manifest(plain).config
     assert costs[0].num_bytes == narrow_bytes(2 * config.intermediate_size, config.hidden_size)
@@ -138,6 +140,46 @@ def narrow_bytes(out: int, width: int) -> int:
     """Of an int4 weight: whole bytes of whole groups, a scale and a zero for each."""
     padded = -(-width // (2 * GROUP)) * 2 * GROUP
     return out * (padded // 2 + 2 * 2 * padded // GROUP)
+
+
+def test_costs_of_calibrated_weights_are_those_of_what_was_scaled_together(checkpoint, plain, tmp_path):
+    """Calibration moves scales between weights and into norms: an attention or MLP is replaced whole."""
+    (tmp_path / "text").write_text("Sphinx of black quartz, judge my vow. " * 60)
+    recipe, folder = Recipe("int4", GROUP, True, also=("embed/weight",)), tmp_path / "calibrated"
+    calibration = Calibration(tmp_path / "text", 2048)
+    convert(HFFolder(checkpoint), folder, name="", dtype="float32", recipe=recipe, calibration=calibration)
+    hf, tensors = json.loads((checkpoint / "config.json").read_text()), read_tensors(checkpoint)
+    window = read_text(plain, TEXT, Settings((TOKENS,), TOKENS - 1, KVDtypes()))[1][0]
+    ref = DenseOracle(hf, tensors).log_softmax(window)
+    params = flatten_dict(load_params(folder), sep="/")
+    costs = weight_costs(folder, plain, window, True)
+    assert {cost.name for cost in costs} == {
+        "embed/weight",
+        *(f"layers_{i}/{x}" for i in (0, 1) for x in ("attn", "mlp")),
+    }
+    moved = []
+    for cost in costs:
+        if cost.name == "embed/weight":
+            assert cost.paths == ("embed/weight",)
+            continue
+        layer, part = cost.name.split("/")
+        assert cost.paths == tuple(f"{layer}/{name}/weight" for name in PARTS if name.startswith(part))
+        prefix, norm = f"model.layers.{layer[-1]}.", {"attn": "input_norm", "mlp": "mlp_norm"}[part]
+        other = {"attn": "input_layernorm", "mlp": "post_attention_layernorm"}[part]
+        changed = {**tensors, f"{prefix}{other}.weight": np.asarray(params[f"{layer}/{norm}/scale"])}
+        for path in cost.paths:
+            weight = np.asarray(params[path].dequantise())
+            names = PARTS[path.removeprefix(f"{layer}/").removesuffix("/weight")]
+            if len(names) == 3:  # [kv heads, query heads, k, v of each]
+                pieces = [weight[:, :-2], weight[:, -2], weight[:, -1]]
+            else:
+                pieces = list(weight) if len(names) == 2 else [weight]
+            for name, piece in zip(names, pieces, strict=True):
+                changed[f"{prefix}{name}.weight"] = piece.reshape(tensors[f"{prefix}{name}.weight"].shape)
+        moved.append(np.abs(changed[f"{prefix}{other}.weight"] / tensors[f"{prefix}{other}.weight"] - 1).max())
+        kl = (np.exp(ref) * (ref - DenseOracle(hf, changed).log_softmax(window))).sum(axis=1)
+        assert (cost.kl_mean, cost.kl_p99) == pytest.approx((kl.mean(), np.quantile(kl, 0.99)), rel=0.05, abs=1e-5)
+    assert max(moved) > 0.1
 
 
 def command(checkpoint: Path, out: Path, text: Path, *more: object) -> int:
@@ -190,7 +232,7 @@ def test_within_and_past_a_limit(checkpoint, text, tmp_path, capsys):
     assert "flipped" not in captured.err
     assert f"the report is in {out}.report; most is lost in {FRAGILE}, " in captured.err
     assert captured.out.index(FRAGILE) < captured.out.index("layers_0/")
-    assert report["weights"][0]["path"] == FRAGILE
+    assert report["weights"][0]["name"] == FRAGILE
     assert report["weights"][0]["kl_mean"] < report["all"]["kl_mean"] * 2
     assert sorted(p.name for p in (tmp_path / "deep").iterdir()) == ["out.report"]
 
@@ -270,7 +312,9 @@ def test_tries_double_and_cheap_bytes_go_first(plain):
     manifest = dataclasses.replace(read_manifest(plain), schemes=dict.fromkeys(TENSORS, Scheme("int4", GROUP)))
     manifest.schemes["layers_0/attn/o/weight"] = Scheme("int8")  # wide already
     cost = dict.fromkeys(TENSORS, 1.0) | {"layers_1/attn/o/weight": 0.5, "lm_head/weight": 1.5}
-    costs = [WeightCost(path, "int4", bytes_in(path, manifest.schemes[path]), kl, kl) for path, kl in cost.items()]
+    costs = [
+        WeightCost(path, (path,), "int4", bytes_in(path, manifest.schemes[path]), kl, kl) for path, kl in cost.items()
+    ]
     tried = []
 
     def refuse(raised):

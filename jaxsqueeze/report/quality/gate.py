@@ -72,10 +72,18 @@ class Refused(Exception):
 
 class Gate:
     """Compares conversions of one source with ``reference``, its unquantised conversion, on ``text``, at most ``most``
-    tokens of it. ``kept``: the folder of the report. SourceError for a text that the model cannot be judged on."""
+    tokens of it. ``kept``: the folder of the report; ``calibrated``: the conversions are, which moves scales between
+    weights. SourceError for a text that the model cannot be judged on."""
 
     def __init__(
-        self, reference: Path, text: str, most: int | None, limits: Limits, kept: Path, report: Report = quiet
+        self,
+        reference: Path,
+        text: str,
+        most: int | None,
+        limits: Limits,
+        kept: Path,
+        calibrated: bool = False,
+        report: Report = quiet,
     ) -> None:
         longest = read_manifest(reference).config.max_position
         contexts = tuple(end for end in CONTEXTS if end <= longest) or (longest,)
@@ -83,7 +91,7 @@ class Gate:
         self._reference, self._text, self._limits, self._report = reference, text, limits, report
         self._sample = read_text(reference, text, self._settings)[1][0][:_COST_TOKENS]
         self._costs: list[WeightCost] = []
-        self.kept = kept
+        self.kept, self._calibrated = kept, calibrated
 
     def judge(self, folder: Path) -> dict[str, Any]:
         """The report of a converted folder. Raises Refused past a limit."""
@@ -99,7 +107,7 @@ class Gate:
             if not self._costs or not narrow(
                 manifest.schemes
             ):  # those between are tries: what they ask was answered before
-                self._costs = weight_costs(folder, self._reference, self._sample, self._report)
+                self._costs = weight_costs(folder, self._reference, self._sample, self._calibrated, self._report)
             costs = [dataclasses.asdict(cost) for cost in self._costs]
             (self.kept / "report.json").write_text(json.dumps({**found, "past": past, "weights": costs}, indent=1))
             raise Refused(manifest, past, self._costs, self.kept)
@@ -112,7 +120,8 @@ def convert_within(
     """``convert(raised)`` converts and judges, ``raised`` being stored wider. Without ``auto_mixed`` it is called once;
     ``say`` takes lines about tries and their end."""
     raised: dict[str, Scheme] = {}
-    ranked: list[str] = []
+    ranked: list[tuple[str, ...]] = []
+    count = 0  # of them that are raised
     uniform: Mapping[str, Scheme] = {}
     while True:
         try:
@@ -120,11 +129,11 @@ def convert_within(
         except Refused as refused:
             if not raised:
                 ranked, uniform = by_cost_of_a_byte(refused.costs, refused.manifest), refused.manifest.schemes
-            if not auto_mixed or len(raised) == len(ranked):
+            if not auto_mixed or count == len(ranked):
                 raise
-            count = min(len(ranked), 2 * len(raised) or -(-len(ranked) // 2 ** (_TRIES - 1)))
-            raised = dict.fromkeys(ranked[:count], WIDER)
-            say(f"{refused}; trying {count} of {len(uniform)} weights in {WIDER}")
+            count = min(len(ranked), 2 * count or -(-len(ranked) // 2 ** (_TRIES - 1)))
+            raised = {path: WIDER for paths in ranked[:count] for path in paths}
+            say(f"{refused}; trying {len(raised)} of {len(uniform)} weights in {WIDER}")
             continue
         if raised:
             say(f"in {WIDER}: {', '.join(sorted(raised, key=list(uniform).index))}")
@@ -137,15 +146,17 @@ def narrow(schemes: Mapping[str, Scheme]) -> list[str]:
     return [path for path, scheme in schemes.items() if scheme.format != WIDER.format]
 
 
-def by_cost_of_a_byte(costs: Sequence[WeightCost], manifest: Manifest) -> list[str]:
-    """Narrow weights, first the one whose KL goes with the fewest bytes more."""
+def by_cost_of_a_byte(costs: Sequence[WeightCost], manifest: Manifest) -> list[tuple[str, ...]]:
+    """Paths of narrow weights that are raised together, first those whose KL goes with the fewest bytes more."""
 
     def worth(cost: WeightCost) -> float:
-        wider = layout.nbytes(manifest.config, cost.path, DTYPES[manifest.dtype], {cost.path: WIDER})
-        return cost.kl_mean / max(1, wider - cost.num_bytes)
+        wide = dict.fromkeys(cost.paths, WIDER)
+        more = sum(layout.nbytes(manifest.config, path, DTYPES[manifest.dtype], wide) for path in wide) - cost.num_bytes
+        return cost.kl_mean / max(1, more)
 
     candidates = set(narrow(manifest.schemes))
-    return [cost.path for cost in sorted(costs, key=worth, reverse=True) if cost.path in candidates]
+    ranked = sorted(costs, key=worth, reverse=True)
+    return [paths for cost in ranked if (paths := tuple(p for p in cost.paths if p in candidates))]
 
 
 def weight_bytes(manifest: Manifest, schemes: Mapping[str, Scheme]) -> int:

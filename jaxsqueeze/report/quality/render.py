@@ -70,7 +70,7 @@ def costs_table(costs: Sequence[WeightCost], most: int = 10) -> Table:
         column.justify = "right"
     for cost in costs[:most]:
         table.add_row(
-            cost.path, cost.scheme, f"{cost.num_bytes / 1e6:.2f}", f"{cost.kl_mean:.5f}", f"{cost.kl_p99:.4f}"
+            cost.name, cost.scheme, f"{cost.num_bytes / 1e6:.2f}", f"{cost.kl_mean:.5f}", f"{cost.kl_p99:.4f}"
         )
     return table
 

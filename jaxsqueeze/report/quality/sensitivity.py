@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 
 from jaxsqueeze.checkpoint import layout
+from jaxsqueeze.checkpoint.calibration.fold import MAKERS
 from jaxsqueeze.checkpoint.manifest import read_manifest
 from jaxsqueeze.checkpoint.source import DTYPES, Report, quiet
 from jaxsqueeze.checkpoint.store import load_params
@@ -33,9 +34,10 @@ from pallas_kernels.target import Target
 
 @dataclasses.dataclass(frozen=True)
 class WeightCost:
-    """KL, nats, over the tokens that were read, when only the weight at ``path`` is stored in ``scheme``."""
+    """KL, nats, over the tokens that were read, when nothing but the weights at ``paths`` is quantised."""
 
-    path: str
+    name: str  # the path of one weight, or what the paths of several begin with
+    paths: tuple[str, ...]
     scheme: str
     num_bytes: int
     kl_mean: float
@@ -43,27 +45,37 @@ class WeightCost:
 
 
 def weight_costs(
-    candidate: Path,
-    reference: Path,
-    tokens: np.ndarray,
-    report: Report = quiet,
-    paths: Collection[str] | None = None,
+    candidate: Path, reference: Path, tokens: np.ndarray, folded: bool, report: Report = quiet
 ) -> list[WeightCost]:
-    """The costs of ``candidate``'s quantised weights, or of those at ``paths``; worst first. Both are converted folders
-    of one model, ``tokens`` i32[n] are read as one window."""
+    """The costs of ``candidate``'s quantised weights, worst first. Both are converted folders of one model, ``tokens``
+    i32[n] are read as one window. ``folded``: scales were moved between the weights of an attention or MLP and its norm
+    (checkpoint/calibration/fold.py), so that only all of these together stand for those of ``reference``."""
     manifest = read_manifest(candidate)
-    paths = list(manifest.schemes) if paths is None else paths
-    weights = flatten_dict(load_params(candidate), is_leaf=lambda keys, _: "/".join(keys) in manifest.schemes, sep="/")
+    schemes = manifest.schemes
+    params = flatten_dict(load_params(candidate), is_leaf=lambda keys, _: "/".join(keys) in schemes, sep="/")
+    parts: dict[str, list[str]] = {}
+    for path in schemes:
+        parts.setdefault("/".join(path.split("/")[:2]) if folded else path, []).append(path)
     walk = _Walk(Subject.load(reference, len(tokens), KVDtypes()), tokens)
     found = []
-    for done, path in enumerate(paths):
-        report("each weight", done, len(paths))
-        kl = walk.kl_with(path, weights[path])
-        num_bytes = layout.nbytes(manifest.config, path, DTYPES[manifest.dtype], manifest.schemes)
+    for done, (name, paths) in enumerate(parts.items()):
+        report("each weight", done, len(parts))
+        replaced = {path: x for path, x in params.items() if path in paths or (folded and _made_for(path, name))}
+        kl = walk.kl_with(replaced)
+        num_bytes = sum(layout.nbytes(manifest.config, path, DTYPES[manifest.dtype], schemes) for path in paths)
+        stored = ", ".join(dict.fromkeys(str(schemes[path]) for path in paths))
         mean, p99 = float(kl.mean(dtype=np.float64)), float(np.quantile(kl, 0.99))
-        found.append(WeightCost(path, str(manifest.schemes[path]), num_bytes, mean, p99))
-    report("each weight", len(paths), len(paths))
+        found.append(WeightCost(name, tuple(paths), stored, num_bytes, mean, p99))
+    report("each weight", len(parts), len(parts))
     return sorted(found, key=lambda cost: -cost.kl_mean)
+
+
+def _made_for(path: str, block: str) -> bool:
+    """Whether the parameter at ``path`` belongs to ``block``, an attention or MLP like ``layers_0/mlp``, or is its
+    norm."""
+    layer, _, part = block.partition("/")
+    norms = {f"{layer}/{maker}/scale" for name, maker in MAKERS.items() if name.startswith(f"{part}/")}
+    return path.startswith(f"{block}/") or path in norms
 
 
 class _Walk:
@@ -83,13 +95,12 @@ class _Walk:
             self._inputs.append(self._run(i, subject.variables, self._inputs[i]))
         self._reference = _blockwise(_log_softmax, model, subject.variables, self._inputs[-1])
 
-    def kl_with(self, path: str, weight: Any) -> np.ndarray:
-        """f32[n]: KL at each token, the parameter at ``path`` replaced by ``weight``."""
+    def kl_with(self, replaced: Mapping[str, Any]) -> np.ndarray:
+        """f32[n]: KL at each token with other parameters, by path, all of one unit."""
         subject, layers = self._subject, self._subject.manifest.config.num_layers
-        flat = flatten_dict(subject.variables["params"])
-        params = unflatten_dict({**flat, tuple(path.split("/")): weight})
-        variables = {**subject.variables, "params": params}
-        unit = path.split("/")[0]
+        flat = flatten_dict(subject.variables["params"], sep="/")
+        variables = {**subject.variables, "params": unflatten_dict({**flat, **replaced}, sep="/")}
+        (unit,) = {path.split("/")[0] for path in replaced}
         if unit.startswith("layers_"):
             first = int(unit.removeprefix("layers_"))
             x_TH = self._inputs[first]
@@ -98,7 +109,8 @@ class _Walk:
             x_TH = _embed(subject.model, variables, self._tokens) if unit == "embed" else self._inputs[layers]
         for i in range(first, layers):
             x_TH = self._run(i, variables, x_TH)
-        return np.asarray(_blockwise(_kl, subject.model, variables, x_TH, self._reference))[: self._num_tokens]
+        kl_T = _blockwise(_kl, subject.model, variables, x_TH, self._reference)
+        return np.asarray(kl_T)[: self._num_tokens]
 
     def _run(self, i: int, variables: Variables, x_TH: jax.Array) -> jax.Array:
         subject, unit = self._subject, f"layers_{i}"
