@@ -37,17 +37,17 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(Worker("engine"))
         workers = {"engine": engine}
-        about = {
-            "engine": engine.call(
-                "open",
-                model=model,
-                dtype=args.dtype,
-                max_slots=max(args.concurrency),
-                max_model_len=args.max_model_len,
-                page_size=args.page_size,
-                kv_bytes=args.kv_bytes,
-            )
+        settings = {
+            "dtype": args.dtype,
+            "max_slots": max(args.concurrency),
+            "max_model_len": args.max_model_len,
+            "page_size": args.page_size,
+            "kv_bytes": args.kv_bytes,
         }
+        about = {"engine": engine.call("open", model=model, **settings)}
+        for other in args.against:
+            workers[other] = stack.enter_context(Worker("engine"))
+            about[other] = workers[other].call("open", model=other, **settings)
         if args.peer:
             peer = workers[args.peer] = stack.enter_context(Worker(args.peer))
             source = args.peer_model or engine.call("peer_source", model=model)

@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = group("offline", "measuring the engine itself")
     add("--dtype", default=EngineConfig.dtype, choices=get_args(DType), help="arithmetic and KV type")
     add("--peer", choices=("transformers",), help="measure it too, on the same weights, in turn with the engine")
+    add("--against", metavar="MODEL", action="append", default=[], help="another model, in turn with --model")
     add("--peer-model", help="where the peer reads the weights; default: what --model was converted from")
     add("--repeats", type=positive, default=3, help="measurements of each figure; the median is reported")
     add("--slots", type=positive, default=8, help="rows decoded at once (--trace-file)")
@@ -129,6 +130,7 @@ def _measure(args: argparse.Namespace) -> int:
         ("--plot", args.plot, "--url", args.url),
         ("--rate", args.rate, "--url", args.url),
         ("--peer", args.peer, "fixed batches", not (args.url or args.startup or args.trace_file)),
+        ("--against", args.against, "fixed batches", not (args.url or args.startup or args.trace_file)),
         (
             "--trace",
             args.trace,

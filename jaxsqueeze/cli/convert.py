@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quantised.add_argument(
         "--zero-points", action="store_true", help="int4, int2: each group has a zero point of its own"
     )
+    quantised.add_argument(
+        "--rotate",
+        action="store_true",
+        help="int8: rotate the inputs, so that a CPU can take them in int8 (W8A8)",
+    )
     pattern = {"metavar": "PATTERN", "action": "append", "default": []}
     quantised.add_argument(
         "--keep",
@@ -74,7 +79,8 @@ def _recipe(args: argparse.Namespace, default: str) -> Recipe:
     if (args.weights or default) in (STORED, "bf16") and args.calibration is not None:
         raise SourceError("--calibration is for weights that are quantised here; choose them with --weights, like int4")
     try:
-        return Recipe(args.weights or default, args.group_size, args.zero_points, tuple(args.keep), tuple(args.also))
+        patterns = tuple(args.keep), tuple(args.also)
+        return Recipe(args.weights or default, args.group_size, args.zero_points, *patterns, args.rotate)
     except ValueError as error:
         raise SourceError(str(error)) from error
 

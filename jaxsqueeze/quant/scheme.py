@@ -20,22 +20,25 @@ DEFAULT_GROUP = 64
 class Scheme:
     """One stored weight's format; which there are, and their layouts, is in pallas_kernels/quant_matmul/packing.py.
     ``group``: inputs that share a scale, 0: one scale for each output; ``scale_dtype``: of group scales and zeros;
-    ``ordered``: the inputs' order is stored with the codes."""
+    ``ordered``: the inputs' order is stored with the codes; ``rotated``: see rotation.py."""
 
     format: Format
     group: int = 0
     zeros: bool = False
     scale_dtype: str = "float32"
     ordered: bool = False
+    rotated: bool = False
 
     def __str__(self) -> str:
-        return self.format + (f"-g{self.group}" if self.group else "") + ("-zeros" if self.zeros else "")
+        group = f"-g{self.group}" if self.group else ""
+        return self.format + group + ("-zeros" if self.zeros else "") + ("-rotated" if self.rotated else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """What a user asks of a conversion. ``keep`` and ``also`` are patterns of parameter paths (``layers_0/attn/*``):
-    weights left wide, and weights quantised that by default are not (embedding, output head).
+    weights left wide, and weights quantised that by default are not (embedding, output head). ``rotate``: int8
+    weights are rotated.
 
     Raises ValueError for a combination that does not exist.
     """
@@ -45,6 +48,7 @@ class Recipe:
     zeros: bool = False
     keep: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -54,6 +58,9 @@ class Recipe:
         if self.zeros and self.weights not in GROUPED:
             raise ValueError(f"zero points are for {' and '.join(GROUPED)} weights, not for {self.weights}")
 
+        if self.rotate and self.weights != "int8":
+            raise ValueError(f"a rotation is for int8 weights, not for {self.weights}")
+
     @property
     def scheme(self) -> Scheme | None:
         """Of every weight that is quantised; None: nothing is, or only what comes so."""
@@ -61,7 +68,7 @@ class Recipe:
             return None
         if self.weights in GROUPED:
             return Scheme(self.weights, self.group, self.zeros, "float16")
-        return Scheme(self.weights)
+        return Scheme(self.weights, rotated=self.rotate)
 
     def schemes(self, paths: Iterable[str], stored: Mapping[str, Scheme] = MappingProxyType({})) -> dict[str, Scheme]:
         """The scheme of each parameter path that is quantised: every layer's matmul weights but for ``keep``, and what

@@ -15,6 +15,7 @@ from jaxsqueeze.quant.awq import input_scales
 from jaxsqueeze.quant.clip import clip
 from jaxsqueeze.quant.gptq import compensation, gptq
 from jaxsqueeze.quant.qtensor import QTensor
+from jaxsqueeze.quant.rotation import rotate
 from jaxsqueeze.quant.scheme import Scheme
 
 
@@ -28,12 +29,13 @@ def quantise(
     """The layer's parameters, f32 by path without the layer's name, with QTensors for those in ``schemes``. The others
     stay what they are, but for scales that are folded into norms and biases. ``tick`` is called after each weight."""
     names = [path.removesuffix("/weight") for path in schemes]
-    by = {name: compensation(seen[name].moments) for name in names}
+    rotated = {path.removesuffix("/weight") for path, scheme in schemes.items() if scheme.rotated}
+    by = {name: compensation(_rotated(seen[name].moments) if name in rotated else seen[name].moments) for name in names}
     scales = {}
     for name in names:
         maker = MAKERS.get(name)
         # A weight that is kept is left alone: one rounded to bf16 anew would not be what it was.
-        if maker is not None and (maker.endswith("norm") or maker in names):
+        if maker is not None and name not in rotated and (maker.endswith("norm") or maker in names):
             magnitude = shared(cfg, name, seen[name].magnitude)
             path = f"{name}/weight"
             scales[name] = input_scales(_matrix(params[path]), by[name].cost, magnitude, schemes[path])
@@ -41,10 +43,19 @@ def quantise(
         params, by[name] = fold(cfg, params, name, s), by[name].scaled(s)
     for path, scheme in schemes.items():
         weight, own = _matrix(params[path]), by.pop(path.removesuffix("/weight"))
+        if scheme.rotated:
+            weight = rotate(weight)
         arrays = gptq(weight, own, clip(weight, own.cost, scheme), scheme)
-        params[path] = jax.block_until_ready(QTensor(*arrays, format=scheme.format, shape=params[path].shape))
+        found = QTensor(*arrays, scheme.format, params[path].shape, rotated=scheme.rotated)
+        params[path] = jax.block_until_ready(found)
         tick()
     return params
+
+
+@jax.jit
+def _rotated(moments: jax.Array) -> jax.Array:
+    """Second moments of rotated inputs."""
+    return rotate(rotate(moments).T)
 
 
 def _matrix(weight: jax.Array) -> jax.Array:
