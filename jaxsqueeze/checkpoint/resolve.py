@@ -11,11 +11,8 @@ from jaxsqueeze.checkpoint.gguf_source import GGUFSource
 from jaxsqueeze.checkpoint.hf import HFFolder
 from jaxsqueeze.checkpoint.manifest import is_converted
 from jaxsqueeze.checkpoint.source import Report, SourceError, TensorSource, identity, quiet
-from jaxsqueeze.quant.scheme import STORED
 
 DEMO = "demo"
-HF_WEIGHTS = STORED  # what --weights is by default for Hugging Face checkpoints,
-GGUF_WEIGHTS = STORED  # and for GGUF files, the demo model among them
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -25,7 +22,6 @@ class Resolved:
 
     name: str
     open: Callable[[], TensorSource]
-    weights: str  # default of --weights
     known_identity: str | None = None  # when it is known without opening
 
     def identity(self) -> str:
@@ -36,19 +32,19 @@ class Resolved:
 def resolve(source: str, report: Report = quiet) -> Resolved:
     """Finds (and for hub ids fetches) a checkpoint. SourceError for what cannot be one."""
     if source == DEMO:
-        return Resolved(demo.NAME, lambda: GGUFSource(demo.fetch(report)), GGUF_WEIGHTS, demo.SHA256)
+        return Resolved(demo.NAME, lambda: GGUFSource(demo.fetch(report)), demo.SHA256)
     path = Path(source).expanduser()
     if source and path.is_dir():
         if is_converted(path):
             raise SourceError(f"{path}: converted already; serve it as it is")
-        return Resolved(path.resolve().name, lambda: HFFolder(path), HF_WEIGHTS)
+        return Resolved(path.resolve().name, lambda: HFFolder(path))
     if path.is_file():
         return _file(path)
     if path.suffix == ".gguf" or path.suffix in _PICKLES or path.is_absolute() or source.startswith((".", "~")):
         raise SourceError(f"{path}: no such file or folder; check the path")
     if match := hub.HUB_ID.fullmatch(source):
         repo, revision = match["repo"], match["revision"]
-        return Resolved(repo.split("/")[1], lambda: HFFolder(hub.fetch(repo, revision)), HF_WEIGHTS)
+        return Resolved(repo.split("/")[1], lambda: HFFolder(hub.fetch(repo, revision)))
     raise SourceError(
         f"{source}: no such file or folder; give a checkpoint folder, a .gguf file, a hub id (org/name) or 'demo'"
     )
@@ -63,4 +59,4 @@ def _file(path: Path) -> Resolved:
         magic = file.read(4)
     if magic != b"GGUF":
         raise SourceError(f"{path}: not a GGUF file; give a checkpoint folder, a .gguf file, a hub id or 'demo'")
-    return Resolved(path.stem, lambda: GGUFSource(path), GGUF_WEIGHTS)
+    return Resolved(path.stem, lambda: GGUFSource(path))

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     quantised.add_argument(
         "--weights",
         choices=WEIGHTS,
-        help="format of the layers' matmul weights; stored, the default: quantised ones as the source has them",
+        default=STORED,
+        help="format of the layers' matmul weights; stored: quantised ones as the source has them",
     )
     quantised.add_argument(
         "--group-size", type=int, choices=GROUPS, default=DEFAULT_GROUP, help="int4, int2: inputs that share a scale"
@@ -73,14 +74,14 @@ def _on_cpu() -> Callable[..., Manifest]:
     return convert
 
 
-def _recipe(args: argparse.Namespace, default: str) -> Recipe:
+def _recipe(args: argparse.Namespace) -> Recipe:
     if args.weights == "int2" and args.calibration is None:
         raise SourceError("int2 weights must be calibrated; pass --calibration FILE with a text, or choose int4")
-    if (args.weights or default) in (STORED, "bf16") and args.calibration is not None:
+    if args.weights in (STORED, "bf16") and args.calibration is not None:
         raise SourceError("--calibration is for weights that are quantised here; choose them with --weights, like int4")
     try:
         patterns = tuple(args.keep), tuple(args.also)
-        return Recipe(args.weights or default, args.group_size, args.zero_points, *patterns, args.rotate)
+        return Recipe(args.weights, args.group_size, args.zero_points, *patterns, args.rotate)
     except ValueError as error:
         raise SourceError(str(error)) from error
 
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             from jaxsqueeze.checkpoint.assemble import prepare
             from jaxsqueeze.checkpoint.convert import chosen
 
-            recipe, limits = _recipe(args, resolved.weights), gate.limits(args)
+            recipe, limits = _recipe(args), gate.limits(args)
             calibration = None if args.calibration is None else Calibration(args.calibration, args.calibration_tokens)
             settings = {"dtype": args.dtype, "recipe": recipe, "calibration": calibration, "force": args.force}
 
