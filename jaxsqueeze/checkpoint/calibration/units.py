@@ -98,19 +98,27 @@ class CalibratedUnits:
         return tree
 
     def _calibrate(self, unit: str) -> dict[str, Any]:
-        schemes = self._own_schemes(unit)
+        job, own = self._job, self._own_schemes(unit)
+        # Codes that the source has in the scheme that is asked for are taken as they are.
+        taken = {path: scheme for path, scheme in own.items() if job.stored.get(f"{unit}/{path}") == scheme}
+        schemes = {path: scheme for path, scheme in own.items() if path not in taken}
         params = self._floats(unit)
         if schemes:
-            cfg, names = self._job.config, tuple(path.removesuffix("/weight") for path in schemes)
+            cfg, names = job.config, tuple(path.removesuffix("/weight") for path in schemes)
             kind = cfg.layers[int(unit.removeprefix("layers_"))]
             tree = unflatten_dict(params, sep="/")
             seen = statistics(cfg, kind, tree, self._hidden, names, self._tick)
             params = layer.quantise(cfg, params, seen, schemes, self._tick)
         else:
             self._tick(len(self._windows) // ROWS)
+        if taken:
+            self._tick(len(taken))
         arrays = {}
+        source = _flat(build_unit(job, unit, self._dtype, self._schemes), own) if taken else {}
         for path, value in params.items():
-            if isinstance(value, QTensor):
+            if path in taken:
+                arrays[path] = source[path]
+            elif isinstance(value, QTensor):
                 arrays[path] = {name: np.asarray(x) for name, x in value.arrays.items()}
             else:
                 arrays[path] = cast(np.asarray(value), rules.stored_dtype(f"{unit}/{path}", self._dtype))
@@ -119,10 +127,9 @@ class CalibratedUnits:
     def _advance(self, unit: str, tree: dict[str, Any]) -> None:
         """Runs the layer as it is stored, with its weights expanded."""
         schemes, cfg = self._own_schemes(unit), self._job.config
-        flat = flatten_dict(tree, is_leaf=lambda keys, _: "/".join(keys) in schemes)
         params = {}
-        for keys, value in flat.items():
-            if (path := "/".join(keys)) in schemes:
+        for path, value in _flat(tree, schemes).items():
+            if path in schemes:
                 shape = rules.param_shape(cfg, f"{unit}/{path}")
                 value = qtensor.from_arrays(jax.tree.map(jnp.asarray, value), schemes[path], shape).dequantise()
             params[path] = jnp.asarray(value, jnp.float32)
@@ -160,3 +167,9 @@ class CalibratedUnits:
     def _tick(self, steps: int = 1) -> None:
         self._done += steps
         self._report("calibrating", self._done, self._steps)
+
+
+def _flat(tree: dict[str, Any], schemes: Mapping[str, Scheme]) -> dict[str, Any]:
+    """Stored arrays by path; those of a quantised weight stay together."""
+    flat = flatten_dict(tree, is_leaf=lambda keys, _: "/".join(keys) in schemes)
+    return {"/".join(keys): value for keys, value in flat.items()}

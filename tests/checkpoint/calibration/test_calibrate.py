@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from jaxsqueeze.checkpoint.assemble import build_unit, prepare
 from jaxsqueeze.checkpoint.calibration.text import ROWS, Calibration, windows
 from jaxsqueeze.checkpoint.calibration.units import CalibratedUnits
 from jaxsqueeze.checkpoint.convert import convert
+from jaxsqueeze.checkpoint.gguf_source import GGUFSource
 from jaxsqueeze.checkpoint.hf import HFFolder
 from jaxsqueeze.checkpoint.manifest import read_manifest
 from jaxsqueeze.checkpoint.orbax_units import checkpointer
@@ -21,30 +23,28 @@ from jaxsqueeze.cli import main
 from jaxsqueeze.config import KVDtypes
 from jaxsqueeze.kv.pool import abstract_pool, allocate, storage
 from jaxsqueeze.models.attention import GroupPages, QueryRows
-from jaxsqueeze.models.decoder import Decoder
-from jaxsqueeze.quant.qtensor import QTensor
+from jaxsqueeze.models.config import ModelConfig
+from jaxsqueeze.models.decoder import Decoder, Params
 from jaxsqueeze.quant.scheme import Recipe, Scheme
 from pallas_kernels.target import CPU
 from tests.checkpoint.build import flat
+from tests.checkpoint.test_gguf_codes import LAYERS, Kind, write
 
 DTYPE = jnp.dtype(jnp.float32)
 
 
 def hidden(out: Path, tokens: np.ndarray) -> np.ndarray:
-    """Final hidden states [n, length, H] of ``tokens`` [n, length], with the weights that are stored."""
-    cfg = read_manifest(out).config
-    params = jax.tree.map(
-        lambda x: x.dequantise() if isinstance(x, QTensor) else x,
-        load_params(out),
-        is_leaf=lambda x: isinstance(x, QTensor),
-    )
+    """Final hidden states [n * length, H] of ``tokens`` [n, length], with the weights that are stored."""
+    return np.asarray(_hidden(read_manifest(out).config, load_params(out), tokens))
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+def _hidden(cfg: ModelConfig, params: Params, tokens: jax.Array) -> jax.Array:
     n, length = tokens.shape
-    model = Decoder(cfg, DTYPE, length, CPU)
     pool = allocate(abstract_pool(cfg, (n + 1,), length, storage(KVDtypes(), DTYPE, "cpu")))
-    pages = GroupPages(np.arange(1, n + 1, dtype=np.int32)[:, None], np.zeros(n, np.int32))
-    rows = (QueryRows(np.broadcast_to(np.arange(length, dtype=np.int32), (n, length)), (pages,)),)
-    x, _ = model.apply({"params": params}, tokens.reshape(-1), pool, rows)
-    return np.asarray(x).reshape(n, length, -1)
+    pages = GroupPages(jnp.arange(1, n + 1)[:, None], jnp.zeros(n, jnp.int32))
+    rows = (QueryRows(jnp.broadcast_to(jnp.arange(length), (n, length)), (pages,)),)
+    return Decoder(cfg, DTYPE, length, CPU).apply({"params": params}, tokens.reshape(-1), pool, rows)[0]
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +56,12 @@ def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_nearer_to_the_model_than_the_nearest_codes(folder, plain, text, tmp_path):
     """On windows that calibration did not read."""
-    recipe = Recipe("int4", 32)
-    seen: list[tuple[int, int]] = []
-
-    def report(stage: str, done: int, total: int) -> None:
-        if stage == "calibrating":
-            seen.append((done, total))
-
-    calibration = Calibration(text, 1500)
-    options = {"name": "q", "dtype": "float32", "recipe": recipe}
-    manifest = convert(HFFolder(folder), tmp_path / "a", calibration=calibration, report=report, **options)
-    assert manifest.quantisation == "int4-g32, calibrated"
+    flags = "--dtype", "float32", "--weights", "int2", "--group-size", "32", "--zero-points"
+    command = "convert", str(folder), str(tmp_path / "a"), *flags, "--calibration", str(text)
+    assert main([*command, "--calibration-tokens", "1500"]) == 0
+    assert read_manifest(tmp_path / "a").quantisation == "int2-g32-zeros, calibrated"
     assert not (tmp_path / "a.calibration").exists()
-    assert seen == [(i, seen[0][1]) for i in range(1, seen[0][1] + 1)]
-    convert(HFFolder(folder), tmp_path / "b", **options)
+    convert(HFFolder(folder), tmp_path / "b", name="q", dtype="float32", recipe=Recipe("int2", 32, True))
     other = tmp_path / "other.txt"
     other.write_text("".join(f"Things that come in lines of {i} + {i * 7}, in a text à la mode.\n" for i in range(10)))
     tokens = windows(prepare(HFFolder(folder)), Calibration(other))
@@ -108,6 +100,22 @@ def test_formats_may_differ_and_what_is_kept_stays(folder, text, tmp_path):
     assert {path.rsplit("/", 2)[0] + "/" for path in changed if path.endswith("codes")} == own
 
 
+def test_codes_that_the_source_has_are_taken(tmp_path):
+    write(tmp_path / "x.gguf", dict.fromkeys(LAYERS, Kind.Q4_1))
+    job, dtype = prepare(GGUFSource(tmp_path / "x.gguf")), np.dtype(np.float32)
+    path = "layers_0/attn/o/weight"
+    schemes = {path: job.stored[path], "layers_0/attn/qkv/weight": Scheme("int4", 64, scale_dtype="float16")}
+    read = np.random.default_rng(0).integers(0, job.config.vocab_size, (ROWS, 64)).astype(np.int32)
+    with checkpointer() as orbax:
+        units = CalibratedUnits(job, dtype, schemes, read, tmp_path / "work", orbax, lambda *_: None)
+        units.build("embed")
+        found = dict(flat(units.build("layers_0")))
+    right = dict(flat(build_unit(job, "layers_0", dtype, schemes)))
+    changed = {path for path, x in found.items() if not np.array_equal(x, right[path])}
+    assert "attn/qkv/weight/codes" in changed
+    assert changed <= {f"attn/qkv/weight/{name}" for name in ("codes", "scales")} | {"input_norm/scale"}
+
+
 def test_windows_are_spread_over_the_text(folder, text):
     job = prepare(HFFolder(folder))
     found = windows(job, Calibration(text, 600))
@@ -138,10 +146,4 @@ def test_texts_that_calibrate_nothing(folder, text, tmp_path, golden, capsys):
     assert "has 9 tokens, and calibration needs 252 or more" in error(folder, *int4, str(bad))
     assert "has no tokenizer.json" in error(golden / "llama", *int4, str(text))
     assert "int2 weights must be calibrated; pass --calibration" in error(folder, "--weights", "int2")
-    assert "--calibration is for quantised weights" in error(folder, "--calibration", str(text))
-
-
-def test_two_bits_by_the_command(folder, text, tmp_path):
-    flags = "--weights", "int2", "--group-size", "32", "--zero-points", "--calibration", str(text)
-    assert main(["convert", str(folder), str(tmp_path / "out"), *flags, "--calibration-tokens", "300"]) == 0
-    assert read_manifest(tmp_path / "out").quantisation == "int2-g32-zeros, calibrated"
+    assert "--calibration is for weights that are quantised here" in error(folder, "--calibration", str(text))
