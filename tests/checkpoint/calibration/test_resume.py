@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -41,13 +39,6 @@ def report(stage, done, total):
 recipe = Recipe("int4", 32, True, keep=("layers_1/attn/o/weight",))
 convert(HFFolder(source), out, name="q", recipe=recipe, calibration=Calibration(text, 600), report=report)
 """
-
-
-@pytest.fixture(scope="module")
-def folder(hf_checkpoint: Callable[..., Path]) -> Path:
-    """Matmuls of few different shapes: less to compile."""
-    sizes = {"hidden_size": 40, "intermediate_size": 40, "head_dim": 10}
-    return hf_checkpoint(**sizes, num_hidden_layers=3, max_position_embeddings=64)
 
 
 def test_killed_midway(folder, text, tmp_path, monkeypatch):
