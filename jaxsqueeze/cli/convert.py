@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         metavar="FILE",
         type=Path,
-        help="UTF-8 text: rounds the layers' weights for what it gives them (AWQ and GPTQ); a killed run goes on",
+        help="UTF-8 text: the layers' weights are rounded for what it gives them (AWQ, GPTQ), those of --also to the "
+        "nearest; a killed run goes on",
     )
     quantised.add_argument(
         "--calibration-tokens", type=int, default=DEFAULT_TOKENS, help="tokens of the text that are read"
