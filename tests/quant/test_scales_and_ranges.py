@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxsqueeze.quant import grid
-from jaxsqueeze.quant.awq import input_scales
+from jaxsqueeze.quant.awq import FORMATS, input_scales
 from jaxsqueeze.quant.clip import clip
 from jaxsqueeze.quant.gptq import compensation, gptq
 from jaxsqueeze.quant.scheme import Scheme
@@ -16,6 +16,7 @@ from pallas_kernels.quant_matmul import packing
 from tests.quant.build_layer import SCHEMES, dequantised, inputs, output_error, weights
 
 GROUPED = [scheme for scheme in SCHEMES if scheme.group]
+SCALED = [scheme for scheme in SCHEMES if scheme.format in FORMATS]
 
 
 def whole(weight, scheme: Scheme) -> grid.Grid:
@@ -43,7 +44,7 @@ def test_the_whole_range_is_the_grid_of_rounding_to_nearest(scheme):
             np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("scheme", SCALED, ids=str)
 def test_scales_of_inputs_lower_the_error(scheme):
     x, weight = inputs(150), weights(64, 150)
     h, magnitude = jnp.asarray(x.T @ x, jnp.float32), jnp.asarray(np.abs(x).mean(0), jnp.float32)
@@ -88,5 +89,6 @@ def test_each_step_lowers_the_error_that_gptq_leaves(scheme):
 
     plain, clipped, both = error(jnp.ones(150), False), error(jnp.ones(150), True), error(s, True)
     assert clipped < 0.95 * plain
-    assert both <= 1.01 * clipped
+    if scheme in SCALED:
+        assert both <= 1.01 * clipped
     assert plain < 0.7 * output_error(nearest(np.asarray(weight), whole(weight, scheme), scheme), np.asarray(weight), x)

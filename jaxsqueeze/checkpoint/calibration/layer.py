@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxsqueeze.checkpoint.calibration.fold import MAKERS, fold, shared
 from jaxsqueeze.checkpoint.calibration.forward import Statistics
 from jaxsqueeze.models.config import ModelConfig
-from jaxsqueeze.quant.awq import input_scales
+from jaxsqueeze.quant.awq import FORMATS, input_scales
 from jaxsqueeze.quant.clip import clip
 from jaxsqueeze.quant.gptq import compensation, gptq
 from jaxsqueeze.quant.qtensor import QTensor
@@ -33,12 +33,12 @@ def quantise(
     by = {name: compensation(_rotated(seen[name].moments) if name in rotated else seen[name].moments) for name in names}
     scales = {}
     for name in names:
-        maker = MAKERS.get(name)
+        scheme, maker = schemes[f"{name}/weight"], MAKERS.get(name)
         # A weight that is kept is left alone: one rounded to bf16 anew would not be what it was.
-        if maker is not None and name not in rotated and (maker.endswith("norm") or maker in names):
+        movable = maker is not None and (maker.endswith("norm") or maker in names)
+        if movable and name not in rotated and scheme.format in FORMATS:
             magnitude = shared(cfg, name, seen[name].magnitude)
-            path = f"{name}/weight"
-            scales[name] = input_scales(_matrix(params[path]), by[name].cost, magnitude, schemes[path])
+            scales[name] = input_scales(_matrix(params[f"{name}/weight"]), by[name].cost, magnitude, scheme)
     for name, s in scales.items():
         params, by[name] = fold(cfg, params, name, s), by[name].scaled(s)
     for path, scheme in schemes.items():
