@@ -17,7 +17,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib
     except ImportError as error:
-        raise ValueError('--plot needs matplotlib: pip install "jaxsqueeze[bench]"') from error
+        raise ValueError('plots need matplotlib: pip install "jaxsqueeze[bench]"') from error
     matplotlib.use("Agg")
 
 
