@@ -19,7 +19,7 @@ from jaxsqueeze.quant import grid
 from jaxsqueeze.quant.grid import Grid
 from jaxsqueeze.quant.scheme import Scheme
 
-# From the whole range on. Of int8 and fp8 every weight counts: there it did not pay on SmolLM2-135M.
+# From the whole range on. Narrower ranges made int8 worse (SmolLM2-135M); of fp8 they have not been measured.
 _SHARES = {"int4": np.linspace(1.0, 0.6, 6), "int2": np.linspace(1.0, 0.3, 8)}
 
 
