@@ -99,6 +99,9 @@ def command_flags(args: argparse.Namespace) -> list[str]:
     words: list[str] = []
     for action in args.flags:
         value = getattr(args, action.dest)
+        if isinstance(value, list):  # given once for each
+            words += [word for one in value for word in (action.option_strings[0], one)]
+            continue
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         if text == str(action.default):
             continue

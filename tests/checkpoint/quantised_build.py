@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes  # noqa: F401 (gives numpy its names of types)
 import numpy as np
 
 from jaxsqueeze.checkpoint.convert import convert

@@ -3,6 +3,7 @@ and weights with heavy tails; and what a rounded weight costs, in float64."""
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxsqueeze.quant.scheme import Scheme
@@ -32,6 +33,16 @@ def weights(out: int, width: int) -> np.ndarray:
 
 def dequantised(arrays, scheme: Scheme, width: int) -> np.ndarray:
     return np.asarray(packing.dequantise(*arrays, scheme.format, width), np.float64)
+
+
+def assert_nearest(arrays, weight: np.ndarray, scheme: Scheme) -> None:
+    """(codes, scales, zeros) are those of ``weight`` rounded to nearest."""
+    dtype = jnp.dtype(scheme.scale_dtype)
+    right = packing.quantise(jnp.asarray(weight), scheme.format, scheme.group, scheme.zeros, dtype)
+    for a, b in zip(arrays, right, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
 
 
 def output_error(found: np.ndarray, weight: np.ndarray, x: np.ndarray) -> float:

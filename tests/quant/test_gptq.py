@@ -11,7 +11,7 @@ from jaxsqueeze.quant import grid
 from jaxsqueeze.quant.gptq import DAMPING, compensation, gptq
 from jaxsqueeze.quant.scheme import Scheme
 from pallas_kernels.quant_matmul import packing
-from tests.quant.build_layer import SCHEMES, dequantised, inputs, output_error, weights
+from tests.quant.build_layer import SCHEMES, assert_nearest, dequantised, inputs, output_error, weights
 
 
 def whole(weight: np.ndarray, scheme: Scheme) -> grid.Grid:
@@ -85,12 +85,7 @@ def test_inputs_that_tell_nothing_of_each_other_get_the_nearest_codes(scheme, mo
     weight[3] = 0
     by = compensation(jnp.asarray(moments, jnp.float32))
     found = gptq(jnp.asarray(weight), by, whole(weight, scheme), scheme)
-    dtype = jnp.dtype(scheme.scale_dtype)
-    right = packing.quantise(jnp.asarray(weight), scheme.format, scheme.group, scheme.zeros, dtype)
-    for a, b in zip(found, right, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    assert_nearest(found, weight, scheme)
     assert not np.any(dequantised(found, scheme, 70)[3])
 
 

@@ -12,8 +12,7 @@ from jaxsqueeze.quant.awq import FORMATS, input_scales
 from jaxsqueeze.quant.clip import clip
 from jaxsqueeze.quant.gptq import compensation, gptq
 from jaxsqueeze.quant.scheme import Scheme
-from pallas_kernels.quant_matmul import packing
-from tests.quant.build_layer import SCHEMES, dequantised, inputs, output_error, weights
+from tests.quant.build_layer import SCHEMES, assert_nearest, dequantised, inputs, output_error, weights
 
 GROUPED = [scheme for scheme in SCHEMES if scheme.group]
 SCALED = [scheme for scheme in SCHEMES if scheme.format in FORMATS]
@@ -36,12 +35,7 @@ def test_the_whole_range_is_the_grid_of_rounding_to_nearest(scheme):
     rows = grid.grouped(jnp.asarray(weight), scheme)
     chosen = whole(weight, scheme)
     found = grid.stored(grid.nearest(rows, chosen, scheme), chosen, scheme)
-    dtype = jnp.dtype(scheme.scale_dtype)
-    right = packing.quantise(jnp.asarray(weight), scheme.format, scheme.group, scheme.zeros, dtype)
-    for a, b in zip(found, right, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    assert_nearest(found, weight, scheme)
 
 
 @pytest.mark.parametrize("scheme", SCALED, ids=str)
